@@ -6,6 +6,7 @@ The tests of the federation use it as well.
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
@@ -14,7 +15,7 @@ import torch
 from idiolect.data import FederatedData
 from idiolect.federation.data.agreement import Agreement, agree, common_form, data_of
 from idiolect.federation.data.backbone import Backbone
-from idiolect.federation.data.samples import SiteFiles, SiteSamples, reading_of, sums
+from idiolect.federation.data.samples import SiteFiles, SiteSamples, division_of, reading_of, sums
 from idiolect.federation.server.study import SiteStudy
 from idiolect.models import pretrained
 from idiolect.simulation import Job
@@ -33,14 +34,15 @@ def rehearsed(
     Raises:
         InputError: the samples do not fit each other.
     """
-    offers = {site: own.offer(study.task, reading_of(study)) for site, own in samples.items()}
+    offers = {site: own.offer(study.task, reading_of(study), study.group_column) for site, own in samples.items()}
     inputs, classes = common_form(offers, study.task)
     every = enumerate(samples.values())
-    share = study.protocol.validation
-    ready = [own.encode(inputs, classes, study.data_seed, k, look=False, validation=share) for k, own in every]
+    how = division_of(study)
+    ready = [own.encode(inputs, classes, study.data_seed, k, look=False, **how) for k, own in every]
     if is_frozen(study):
         backbone = pretrained.frozen_backbone(study.model, study.precision)
-        ready = [one._replace(x_N=torch.cat([backbone(x_B) for x_B in one.x_N.split(16)])) for one in ready]
+        assert backbone is not None
+        ready = [one._replace(x_N=torch.cat([backbone(x_B) for x_B in torch.split(one.x_N, 16)])) for one in ready]
     summed = {site: sums(one, len(classes)) for site, one in zip(samples, ready, strict=True)}
     agreement = agree(inputs, classes, summed, normalise_of(study), Backbone.of(study), frozen=is_frozen(study))
     data = pooled(ready, agreement, study.name)
@@ -64,4 +66,6 @@ def pooled(sites: Sequence[SiteSamples], agreement: Agreement, name: str) -> Fed
         for part in ("train_N", "test_N", "validation_N")
     )
     x_R, y_R = (torch.cat([getattr(site, name) for site in sites]) for name in ("x_N", "y_N"))
-    return data_of(agreement, name, x_R, y_R, train, test, validation)
+    data = data_of(agreement, name, x_R, y_R, train, test, validation)
+    groups = [site.group_N for site in sites if site.group_N is not None]
+    return replace(data, group_R=torch.cat(groups)) if len(groups) == len(sites) else data

@@ -36,6 +36,29 @@ def test_fedavg() -> None:
     assert a.joins_by == "what it receives"
 
 
+@pytest.mark.parametrize(
+    ("name", "pattern", "sent", "bytes", "kept"),
+    [
+        ("fedavg", "head", {"body": "body"}, BODY, {"weights/head": "head", "trained": "()"}),
+        ("fedavg", "*weight", {"model without the weights that stay": "model without the weights that stay"}, d + C,
+         {"weights/body": "some of body", "weights/head": "some of head"}),
+        ("fedper", "*weight", {"body without the weights that stay": "body without the weights that stay"}, d,
+         {"value": "head", "trained": "()", "weights/body": "some of body"}),
+        ("pfedfda", "body.1.bias",
+         {"body without the weights that stay": "body without the weights that stay", "mean_Cd": "(C, d)",
+          "cov": "(d(d+1)/2)"}, BODY - d + C * d + d * (d + 1) // 2, {"weights/body": "some of body"}),
+        ("local", "head", {}, 0, {"value": "model", "trained": "()"}),
+    ],
+)  # fmt: skip
+def test_what_stays_by_a_rule_is_not_sent(
+    name: str, pattern: str, sent: dict[str, str], bytes: int, kept: dict[str, str]
+) -> None:
+    a = profile.of(name, {}, NETWORK, C, K, personal_weights=pattern)
+    assert a.down_shared == a.up_value == (sent, bytes * FLOAT)
+    assert a.client.parts == kept
+    assert a.joins_by == "training"
+
+
 def test_local_sends_nothing_and_trains_to_join() -> None:
     a = of("local")
     assert a.down_shared.bytes == a.down_own.bytes == a.up_value.bytes == a.up_weight.bytes == 0

@@ -26,6 +26,18 @@ def real(name):
     return REAL
 
 
+@pytest.fixture
+def natural():
+    """Finds a file or a folder of data of natural clients by its name; skips where it is absent."""
+
+    def find(name):
+        if not (REAL / "natural" / name).exists():
+            pytest.skip(f"natural/{name} is not here: set IDIOLECT_DATA to the folder that holds it")
+        return REAL / "natural" / name
+
+    return find
+
+
 @pytest.fixture(scope="session")
 def fashion_mnist(tmp_path_factory):
     """The real data set, decoded once."""

@@ -340,7 +340,7 @@ def test_a_class_called_train_is_no_split(tmp_path):
         (["n/a/1.png", "n/b/1.png"], {"client_column": "class"}, "target and client_column are both 'class'"),
         (["a/1.png", "b/1.png"], {"drop": ["id"]}, "drop: .* has no column 'id'"),
         (["a/1.png"], {}, r"has only one class \(a\)"),
-        (["train/a/1.png", "test/n/b/1.png"], {}, "training and test split differ in the columns client"),
+        (["train/a/1.png", "test/n/b/1.png"], {}, "the training split and the test split differ in the columns client"),
     ],
 )  # fmt: skip
 def test_layouts_that_do_not_fit_are_said(tmp_path, places, options, message):

@@ -111,7 +111,7 @@ def test_what_is_no_play_is_refused(text, settings, message):
     "option",
     [
         {"target": "a"}, {"client_column": "a"}, {"drop": "a"}, {"resize": 3}, {"text": "a"}, {"tokens": "bytes"},
-        {"columns": "a+b"}, {"task": "classification"},
+        {"columns": "a+b"}, {"task": "classification"}, {"header": "none"}, {"missing": "-9"}, {"layout": "{class}/*"},
     ],
 )  # fmt: skip
 def test_options_of_tables_are_refused(option, tmp_path):

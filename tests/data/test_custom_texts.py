@@ -209,7 +209,7 @@ def test_names_for_a_table_of_numbers(tmp_path):
         ("t.csv", "a+b+c+d", r"columns has 4 names, and .*t\.csv has 3 columns"),
         ("t.csv", "a+a+b", r"columns: give each column of .*t\.csv a name of its own"),
         ("t.csv", "a++b", r"columns: give each column of .*t\.csv a name of its own"),
-        ("t.parquet", "a+b+c", r"columns is for files ending in \.csv, \.tsv, \.arff without names"),
+        ("t.parquet", "a+b+c", r"columns is for files ending in \.csv, \.tsv, \.data, \.arff without names"),
         ("t.jsonl", "a+b+c", "columns is for files ending in"),
         (".", "a+b+c", "columns is for files ending in"),
         ("t.arff", "a+b+c", "columns is for tables without names"),
@@ -217,6 +217,8 @@ def test_names_for_a_table_of_numbers(tmp_path):
 )
 def test_names_that_do_not_fit_are_refused(file, names, message, tmp_path):
     (tmp_path / "t.csv").write_text("1,2,x\n3,4,y\n")
+    (tmp_path / "t.jsonl").write_text('{"a": 1, "y": 0}\n')
+    pd.DataFrame({"a": [1], "y": [0]}).to_parquet(tmp_path / "t.parquet")
     (tmp_path / "t.arff").write_text("@attribute p real\n@attribute q real\n@attribute r {x,y}\n@data\n1,2,x\n3,4,y\n")
     with pytest.raises(InputError, match=message):
         open_data(tmp_path / file, columns=names, target="c")

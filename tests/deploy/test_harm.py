@@ -9,6 +9,7 @@ import scipy.special
 import torch
 
 from idiolect.core import keys
+from idiolect.core.errors import InputError
 from idiolect.deploy import harm
 from idiolect.statistics.intervals import wilson
 
@@ -125,3 +126,35 @@ def test_a_model_that_diverges_is_left_out() -> None:
     assert set(found.weights) == {"global"}
     with pytest.raises(Exception, match="the global model's probabilities of these samples are not numbers"):
         harm.compare({"global": fit(float("nan"))}, y_N, keys.key(0))
+
+
+@pytest.mark.parametrize(("groups", "folds"), [(12, 5), (3, 10), (2, 5), (80, 10)])
+def test_the_samples_of_a_group_are_in_one_fold(groups, folds):
+    rng = np.random.default_rng(groups)
+    group_N = torch.from_numpy(rng.integers(0, groups, 200) * 7 - 3)
+    y_N = torch.from_numpy(rng.integers(0, 3, 200))
+    fold_N = harm.fold_numbers(y_N, folds, keys.key(0), group_N)
+    for group in group_N.unique():
+        assert len(fold_N[group_N == group].unique()) == 1
+    count = torch.bincount(torch.stack([fold_N[group_N == g][0] for g in group_N.unique()]))
+    assert len(count) == min(folds, groups)
+    assert count.max() - count.min() <= 1
+    with pytest.raises(InputError, match="all 200 samples are of one group"):
+        harm.fold_numbers(y_N, folds, keys.key(0), torch.zeros(200, dtype=torch.int64))
+
+
+def test_the_interval_of_a_difference_allows_for_groups():
+    """Samples that are copies say no more than one: the interval is that of the groups, by a bootstrap of these."""
+    rng = np.random.default_rng(0)
+    right_G, other_G = rng.random(60) < 0.8, rng.random(60) < 0.6
+    copies = 9
+    right_N, other_N = (torch.from_numpy(np.repeat(of, copies)) for of in (right_G, other_G))
+    group_N = torch.arange(60).repeat_interleave(copies)
+    alone, together = harm.paired(right_N, other_N), harm.paired(right_N, other_N, group_N)
+    step_G = right_G.astype(float) - other_G
+    means = [rng.choice(step_G, 60).mean() for _ in range(4000)]
+    low, high = np.percentile(means, [2.5, 97.5])
+    assert together.high - together.low == pytest.approx(high - low, rel=0.06)
+    assert alone.high - alone.low < 0.5 * (high - low)
+    single = harm.paired(right_N, other_N, torch.arange(len(right_N)))
+    assert single.low == pytest.approx(alone.low, abs=0.01)

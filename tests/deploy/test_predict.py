@@ -16,7 +16,7 @@ from idiolect.deploy import predict as module
 from idiolect.deploy import samples
 from idiolect.deploy.bundle import Bundle, log_probabilities
 from idiolect.deploy.export import export
-from idiolect.deploy.join import join
+from idiolect.deploy.join import join, scores_of
 from idiolect.deploy.predict import predict, prediction_table
 from idiolect.deploy.samples import read
 
@@ -108,10 +108,33 @@ def test_sets_hold_the_right_class_as_often_as_asked() -> None:
         p_NC = rng.dirichlet([0.5] * 3, 80)
         y_N = np.array([rng.choice(3, p=p) for p in p_NC])
         scores = tuple(np.sort(p_NC[np.arange(40), y_N[:40]]))
-        about = type("About", (), {"site": type("Site", (), {"scores": scores})})
+        about = type("About", (), {"site": type("Site", (), {"scores": scores, "score_weights": ()})})
         threshold = module.threshold_of(type("B", (), {"about": about}), 0.9)
         covered.append((p_NC[np.arange(40, 80), y_N[40:]] >= threshold).mean())
     assert np.mean(covered) == pytest.approx(37 / 41, abs=0.01)  # 1 - floor(41 * 0.1) / 41
+
+
+@pytest.mark.parametrize(("groups", "most"), [(20, 3), (20, 12), (40, 1)])
+def test_sets_hold_the_right_class_for_samples_of_new_groups_as_often_as_asked(groups: int, most: int) -> None:
+    """Samples of one group are right or wrong together; the guarantee is about a sample of a group that is new."""
+    rng = np.random.default_rng(0)
+    covered, samples_alone = [], []
+    for _ in range(500):
+        hard_G = rng.uniform(0.2, 3, groups + 1)
+        count_G = rng.integers(1, most + 1, groups + 1)
+        score = [rng.beta(5, hard, n) for hard, n in zip(hard_G, count_G, strict=True)]
+        right_N = torch.from_numpy(np.concatenate(score[:-1]))
+        group_N = torch.repeat_interleave(torch.arange(groups), torch.from_numpy(count_G[:-1]))
+        scores, weights = scores_of(right_N, group_N)
+        assert sum(weights) == pytest.approx(groups / (groups + 1))
+        site = type("Site", (), {"scores": scores, "score_weights": weights})
+        threshold = module.threshold_of(type("B", (), {"about": type("About", (), {"site": site})}), 0.9)
+        covered.append((score[-1] >= threshold).mean())
+        alone = type("Site", (), {"scores": scores, "score_weights": ()})
+        samples_alone.append(module.threshold_of(type("B", (), {"about": type("About", (), {"site": alone})}), 0.9))
+        if most == 1:
+            assert threshold == samples_alone[-1]
+    assert np.mean(covered) >= 0.9 - 0.015
 
 
 def test_a_label_is_given_where_the_set_has_one_class() -> None:

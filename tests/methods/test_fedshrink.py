@@ -52,7 +52,8 @@ def fold_of(y: np.ndarray, folds: int) -> np.ndarray:
 
 @pytest.fixture(autouse=True)
 def _folds(monkeypatch: pytest.MonkeyPatch) -> None:
-    def folds(y_N: Any, weight_N: Any, key: Any, *, folds: int) -> Any:
+    def folds(y_N: Any, weight_N: Any, key: Any, *, folds: int, sample_N: Any) -> Any:
+        assert sample_N is None
         return torch.tensor(fold_of(y_N.numpy(), folds))
 
     monkeypatch.setattr(mixture, "stratified_folds", folds)

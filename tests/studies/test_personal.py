@@ -19,9 +19,11 @@ import idiolect as idl
 from idiolect.cli import app
 from idiolect.core import tree
 from idiolect.core.errors import InputError, Interrupted
+from idiolect.report.notes import notes
 from idiolect.reproduction.diff import Side, compare
 from idiolect.runs.checkpoint import load
 from idiolect.runs.folder import CHECKPOINT_FILE, cell_folder
+from idiolect.runs.reader import read
 from idiolect.simulation import State, begin
 from idiolect.studies.cost import evaluation_warning
 from idiolect.studies.progress import Watcher
@@ -134,7 +136,9 @@ def test_the_command_line_and_the_table(tmp_path: Path, monkeypatch: pytest.Monk
     result = CliRunner().invoke(app, [*command, "--engine", "sequential", "--out", "r"])
     assert result.exit_code == 0, result.output
     assert "FedAvg, personal=body.1.bias" in result.output
-    assert "head" in yaml.safe_load(Path("r/study.yaml").read_text())["personal"]
+    assert yaml.safe_load(Path("r/study.yaml").read_text())["personal"] == "head"
+    assert "Weights that stay at each client: head." in notes(read(Path("r")))
+    assert "Weights that stay at each client: head." in Path("r/report.html").read_text()
     listed = CliRunner().invoke(app, ["list", "methods", "fedavg", "--json", "--personal", "head", "--model", "mlp"])
     anatomy = json.loads(listed.output)["fedavg"]
     assert anatomy["counted_for"]["personal"] == "head"

@@ -17,6 +17,7 @@ from torch.nn.functional import cross_entropy
 
 sys.path.insert(0, str(Path(__file__).parents[1] / "contract"))  # toy
 sys.path.insert(0, str(Path(__file__).parents[1] / "methods"))  # oracle
+sys.path.insert(0, str(Path(__file__).parents[1]))  # tiny_backbones
 sys.path.insert(0, str(Path(__file__).parent))  # tiny_bn
 
 import oracle as o
@@ -24,7 +25,7 @@ import tiny_bn
 import toy
 from oracle import close
 
-from idiolect import methods
+from idiolect import methods, models
 from idiolect.core import tree
 from idiolect.core.errors import InputError
 from idiolect.core.evaluation_protocol import Protocol
@@ -213,80 +214,84 @@ def test_ditto_keeps_weights_of_its_shared_model_and_pulls_towards_them(pattern:
     assert not any(np.allclose(mine[n], other[n]) for n in own)
 
 
-# --- FedBN
+# --- a loop of torch over modules of which some parameters stay: FedBN and FedSA-LoRA
+
+RULE = SGD(0.1, 0.5, 1e-3)
 
 
-class Norms(nn.Module):
-    def __init__(self) -> None:
+class Whole(nn.Module):
+    """A network as one module, with its own layers."""
+
+    def __init__(self, network: Network, start: Model) -> None:
         super().__init__()
-        self.body, self.head = tiny_bn.make()
+        self.body, self.head = network.make()
+        named = {f"{part}.{n}": a for part, weights in start._asdict().items() for n, a in weights.items()}
+        self.load_state_dict(named, strict=False)
+        self.trained = {n: p for n, p in self.named_parameters() if p.requires_grad}
+
+    def train_on(self, x: Tensor, y: Tensor) -> None:
+        """Two steps on all samples."""
+        optimiser = torch.optim.SGD(self.trained.values(), RULE.lr, RULE.momentum, weight_decay=RULE.weight_decay)
+        for _ in range(2):
+            optimiser.zero_grad()
+            cross_entropy(self.head(self.body(x)), y).backward()
+            optimiser.step()
+
+
+def same_as_the_loop(network: Network, pattern: str, own: set[str], **tolerance: float) -> None:
+    """Three rounds of averaging, of the clients of the toy that have more than one sample."""
+    whole = toy.data()
+    some = [k for k in range(len(toy.SIZES)) if k != toy.SINGLE]  # torch refuses to normalise a single sample
+    data = replace(
+        whole, train=tuple(whole.train[k] for k in some), test=tuple(whole.test[k] for k in some),
+        shifts=("",) * len(some),
+    )  # fmt: skip
+    task = replace(toy.task(), network=network, clients=len(some), training=Training(2, 64, RULE, shuffle=False))
+    job = Job("x", partial(methods.build, "fedavg", {}, task, personal_weights=pattern), data, 3)
+    start = begin(job.build(), len(some), 3)
+    sites = [Whole(network, start.server) for _ in some]
+    with Sequential() as engine:
+        end = fit(job, engine, rounds=3, state=start)
+    share = torch.tensor([float(len(rows)) for rows in data.train])
+    for _ in range(3):
+        for site, rows in zip(sites, data.train, strict=True):
+            site.train_on(task.inputs(data.x_R[rows]), data.y_R[rows])
+        with torch.no_grad():
+            for n in sites[0].trained.keys() - own:
+                mean = torch.tensordot(share / share.sum(), torch.stack([site.trained[n] for site in sites]), 1)
+                for site in sites:
+                    site.trained[n].copy_(mean)
+    for client, site in zip(end.clients, sites, strict=True):
+        assert {f"{part}.{n}" for part, names in client.weights._asdict().items() for n in names} == own
+        for n, p in site.trained.items():
+            part, _, name = n.partition(".")
+            got = getattr(client.weights if n in own else end.server, part)[name]
+            torch.testing.assert_close(got, p.detach(), **tolerance)
+    assert all(not torch.equal(sites[0].trained[n], sites[1].trained[n]) for n in own)
 
 
 @pytest.mark.usefixtures("float64")
 @pytest.mark.parametrize(
-    ("pattern", "own"),
-    [
-        ("normalisation", {"body.2.weight", "body.2.bias", "head.0.weight", "head.0.bias"}),
-        ("normalisation+head", {"body.2.weight", "body.2.bias", "head.0.weight", "head.0.bias", "head.1.weight",
-                                "head.1.bias"}),
-        ("body.2.*", {"body.2.weight", "body.2.bias"}),
-    ],
+    ("pattern", "more"),
+    [("normalisation", {"head.0.weight", "head.0.bias"}), ("body.2.*", set()),
+     ("normalisation+head", {"head.0.weight", "head.0.bias", "head.1.weight", "head.1.bias"})],
 )  # fmt: skip
-def test_fedbn_is_a_loop_of_torch_over_modules_whose_normalisation_stays(pattern: str, own: set[str]) -> None:
-    data = toy.data()
-    task = replace(toy.task(), network=tiny_bn.network("local"),
-                   training=Training(2, 64, SGD(0.1, 0.5, 1e-3), shuffle=False))  # fmt: skip
-    job = Job("x", partial(methods.build, "fedavg", {}, task, personal_weights=pattern), data, 3)
-    start = begin(job.build(), data.trained, 3)
-    with Sequential() as engine:
-        end = fit(job, engine, rounds=3, state=start)
-
-    model = start.server
-    sites = [Norms() for _ in data.train]
-    for site in sites:
-        site.load_state_dict(
-            {f"{p}.{n}": a for p, part in model._asdict().items() for n, a in part.items()}, strict=False
-        )
-    for _ in range(3):
-        for site, rows in zip(sites, data.train, strict=True):
-            x, y = ((data.x_R[rows].double() / 255 - 0.5) / 0.3), data.y_R[rows]
-            if len(rows) == 1:
-                _descend_on_one(site, x, y)
-                continue
-            optimiser = torch.optim.SGD(site.parameters(), 0.1, 0.5, weight_decay=1e-3)
-            for _ in range(2):
-                optimiser.zero_grad()
-                cross_entropy(site.head(site.body(x)), y).backward()
-                optimiser.step()
-        share = torch.tensor([len(rows) for rows in data.train], dtype=torch.float64)
-        share /= share.sum()
-        every = [dict(site.named_parameters()) for site in sites]
-        with torch.no_grad():
-            for n in every[0].keys() - own:
-                mean = sum(s * p[n].detach().clone() for s, p in zip(share, every, strict=True))
-                for p in every:
-                    p[n].copy_(mean)
-    for client, site in zip(end.clients, sites, strict=True):
-        for n, p in site.named_parameters():
-            part, _, name = n.partition(".")
-            got = getattr(client.weights, part) if n in own else getattr(end.server, part)
-            torch.testing.assert_close(got[name], p.detach(), rtol=1e-9, atol=1e-12)
-    assert {f"{p}.{n}" for p, part in end.clients[0].weights._asdict().items() for n in part} == own
+def test_fedbn_is_a_loop_over_modules_whose_normalisation_stays(pattern: str, more: set[str]) -> None:
+    own = {"body.2.weight", "body.2.bias"} | more
+    same_as_the_loop(tiny_bn.network("local"), pattern, own, rtol=1e-9, atol=1e-12)
 
 
-def _descend_on_one(site: Norms, x: Tensor, y: Tensor) -> None:
-    """A single sample is its own mean, so that what follows a normalisation sees its bias; torch refuses it."""
-    weights = {n: p.detach().clone().requires_grad_() for n, p in site.named_parameters()}
-    optimiser = torch.optim.SGD([*weights.values()], 0.1, 0.5, weight_decay=1e-3)
-    for _ in range(2):
-        a = x.flatten(1) @ weights["body.1.weight"].T + weights["body.1.bias"]
-        a = torch.tanh(0 * a * weights["body.2.weight"] + weights["body.2.bias"])
-        a = a @ weights["body.4.weight"].T + weights["body.4.bias"]
-        a = 0 * a * weights["head.0.weight"] + weights["head.0.bias"]
-        optimiser.zero_grad()
-        cross_entropy(a @ weights["head.1.weight"].T + weights["head.1.bias"], y).backward()
-        optimiser.step()
-    site.load_state_dict({n: p.detach() for n, p in weights.items()}, strict=False)
+@pytest.mark.parametrize(("factor", "more"), [("B", ""), ("A", ""), ("B", "+head")])
+def test_fedsa_lora_is_a_loop_over_modules_one_of_whose_factors_stays(tmp_path: Path, factor: str, more: str) -> None:
+    pytest.importorskip("transformers")
+    pytest.importorskip("peft")
+    from tiny_backbones import write_vit
+
+    network = models.build(f"hf:{write_vit(tmp_path / 'vit')},adapt=lora(r=2)", (1, 4, 4), toy.CLASSES)
+    own = {f"body.{n}" for n in network.weight_shapes.body if f"lora_{factor}" in n}
+    assert len(own) == 4  # queries and values of two layers
+    own |= {"head.weight", "head.bias"} if more else set()
+    same_as_the_loop(network, f"*lora_{factor}*{more}", own, rtol=1e-4, atol=1e-6)
 
 
 # --- what travels, and who shares a training
@@ -347,7 +352,11 @@ def test_a_method_without_a_rule_or_without_a_server_stays_as_it_is() -> None:
         ("fedper", "body", "nothing would be left"),
         ("fedpac", "body.*", "nothing would be left"),
         ("lg_fedavg", "*.bias+*.weight", "nothing would be left"),
-        ("fedper", "head", "head names no weights of one model that its server averages: leave out personal, or this"),
+        (
+            "fedper",
+            "head",
+            "head names no weights of one model that its server averages: leave out this method, or give it",
+        ),
         ("fedbabu", "head.weight", "head.weight names no weights of one model"),
         ("fedper", "body.1.bias+head", "head names no weights of one model"),
         ("fedem", "*bias", r"\*bias names no weights of one model"),

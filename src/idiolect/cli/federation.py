@@ -7,6 +7,7 @@ from typing import Annotated
 
 import typer
 
+from idiolect.cli.form import Columns, GroupColumn, Header, Missing, Samples, Target
 from idiolect.cli.options import Command, Group, Quiet, flag, option
 from idiolect.cli.output import err_console, out_console, say
 
@@ -180,14 +181,18 @@ def serve_command(
 
 def site_command(
     kit: Kit,
-    data: Annotated[Path, option("This site's samples: a table, or a folder of images.", metavar="WHERE")],
-    target: Annotated[str | None, option("Column to predict.", "label, target, class, ...", metavar="COLUMN")] = None,
+    data: Samples,
+    target: Target = None,
     test: Annotated[Path | None, option("Samples to test on.", "a fifth of the samples", metavar="WHERE")] = None,
     drop: Annotated[list[str] | None, option("A column to leave out; repeat.", metavar="COLUMN")] = None,
     as_is: Annotated[
         list[str] | None,
         option("A column whose numbers are right although they look like another unit's; repeat.", metavar="COLUMN"),
     ] = None,
+    group_column: GroupColumn = None,
+    header: Header = None,
+    columns: Columns = None,
+    missing: Missing = None,
     state: Annotated[Path, option("Folder of the personal model and of what it needs.", "state")] = Path("state"),
     state_key: Annotated[
         Path | None, option("File of the key that encrypts this folder, made if it does not exist.", metavar="FILE")
@@ -205,6 +210,7 @@ def site_command(
     """
     _check_packages()
     from idiolect.core.errors import InputError
+    from idiolect.data.custom.form import form_of
     from idiolect.federation.data.samples import SiteFiles
     from idiolect.federation.events import Events
     from idiolect.federation.preview import preview
@@ -214,7 +220,10 @@ def site_command(
 
     if study is not None and not dry_run:
         raise InputError("--study is for --dry-run: a real study comes from the server")
-    samples = SiteFiles(data, target=target, test=test, drop=drop or (), as_is=as_is or ())
+    samples = SiteFiles(
+        data, target=target, test=test, drop=drop or (), as_is=as_is or (), form=form_of(header, columns, missing),
+        group_column=group_column,
+    )  # fmt: skip
     if dry_run:
         rules = Policy() if policy is None else Policy.read(policy)
         for line in preview(site_kit(kit), samples, rules, study, state, state_key):

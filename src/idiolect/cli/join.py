@@ -2,19 +2,20 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
 import typer
 
 from idiolect.cli import model_folder
+from idiolect.cli.form import Columns, GroupColumn, Header, Missing, Samples, Target
 from idiolect.cli.model_folder import Method, Seed, StateKey, Study
 from idiolect.cli.options import AllowImport, flag, option
 from idiolect.cli.output import out_console, say
 
 if TYPE_CHECKING:
     from idiolect.deploy.bundle import Bundle
+    from idiolect.federation.data.samples import SiteFiles
     from idiolect.federation.site.personal_model import SiteModel
 
 Resize = Annotated[bool, flag("resize", "Stretch images of another size.")]
@@ -28,8 +29,8 @@ def join_command(
     bundle: Annotated[
         Path, typer.Argument(metavar="BUNDLE", help="Folder that idiolect bundle wrote, or a site's state.")
     ],
-    data: Annotated[Path, option("The site's samples: a table, or a folder of images.", metavar="WHERE")],
-    target: Annotated[str | None, option("Column to predict.", "label, target, class, ...", metavar="COLUMN")] = None,
+    data: Samples,
+    target: Target = None,
     out: Annotated[Path, option("Folder of the site's model.", "site")] = Path("site"),
     ships: Annotated[
         str | None, option("Take global, personal or local, whatever the comparison says.", "the best")
@@ -45,6 +46,10 @@ def join_command(
     seed: Seed = None,
     study: Study = None,
     state_key: StateKey = None,
+    group_column: GroupColumn = None,
+    header: Header = None,
+    columns: Columns = None,
+    missing: Missing = None,
     as_is: AsIs = None,
     resize: Resize = False,
     allow_import: AllowImport = False,
@@ -57,6 +62,7 @@ def join_command(
     """
     from idiolect.core.errors import InputError, nearest
     from idiolect.core.files import vacant
+    from idiolect.data.custom.form import form_of
     from idiolect.deploy.bundle import Bundle
     from idiolect.deploy.join import join
     from idiolect.deploy.samples import read
@@ -65,28 +71,35 @@ def join_command(
     if ships not in (None, *names):
         raise InputError(f"--ships {ships} is not a model; {nearest(str(ships), names)}")
     vacant(out)
+    form = form_of(header, columns, missing)
     if model_folder.is_state(bundle):
         if client is not None or resize:
             raise InputError("--client and --resize are for a bundle, not for a site's state folder: leave them out")
+        from idiolect.federation.data.samples import SiteFiles
+
         model = model_folder.state(bundle, method=method, seed=seed, study=study, state_key=state_key)
-        site = _of_state(model, data, target, test, as_is or (), out, ships)
+        site = _of_state(
+            model,
+            SiteFiles(data, target=target, test=test, as_is=as_is or (), form=form, group_column=group_column),
+            out,
+            ships,
+        )
         _say(site, out)
         return
     source = Bundle.read(bundle, allow_import=allow_import)
     model_folder.refuse(bundle, test=test, method=method, seed=seed, study=study, state_key=state_key)
-    samples = read(data, source.about.inputs, source.about.classes, target, resize=resize, as_is=as_is or ())
+    provenance = source.about.provenance
+    samples = read(
+        data, source.about.inputs, source.about.classes, target, resize=resize, as_is=as_is or (), form=form,
+        group_column=group_column, usual_group=provenance.study.get("group_column") if provenance else None,
+    )  # fmt: skip
     site = join(source, samples, out, client=client, ships=ships)  # type: ignore[arg-type]
     _say(site, out)
 
 
-def _of_state(
-    model: SiteModel, data: Path, target: str | None, test: Path | None, as_is: Sequence[str], out: Path,
-    ships: str | None,
-) -> Bundle:  # fmt: skip
-    from idiolect.federation.data.samples import SiteFiles
+def _of_state(model: SiteModel, samples: SiteFiles, out: Path, ships: str | None) -> Bundle:
     from idiolect.federation.site.comparison import join
 
-    samples = SiteFiles(data, target=target, test=test, as_is=as_is)
     return join(model, samples, out, ships=ships)  # type: ignore[arg-type]
 
 

@@ -7,6 +7,7 @@ from typing import Annotated, Any
 
 import typer
 
+from idiolect.cli.form import Columns, Header, Missing
 from idiolect.cli.join import AsIs, Resize
 from idiolect.cli.model_folder import Method, Seed, StateKey, Study, is_state, model, state
 from idiolect.cli.options import AllowImport, flag, option
@@ -33,6 +34,9 @@ def predict_command(
     seed: Seed = None,
     study: Study = None,
     state_key: StateKey = None,
+    header: Header = None,
+    columns: Columns = None,
+    missing: Missing = None,
     as_is: AsIs = None,
     resize: Resize = False,
     allow_import: AllowImport = False,
@@ -42,10 +46,12 @@ def predict_command(
     Example: idiolect predict site --data new.csv --out predictions.parquet
     """
     from idiolect.core.errors import InputError
+    from idiolect.data.custom.form import form_of
     from idiolect.deploy.predict import predict, save
 
     if own == (data is not None):
         raise InputError("give --data (new samples), or --own for the test samples of a site's state folder")
+    form = form_of(header, columns, missing)
     choice: dict[str, Any] = {"method": method, "seed": seed, "study": study, "state_key": state_key}
     if data is None and is_state(site):
         counts = save(out, state(site, **choice).predictions(level))
@@ -53,6 +59,6 @@ def predict_command(
         bundle = model(site, allow_import=allow_import, **choice)
         if data is None:
             raise InputError(f"--own is for a site's state folder, and {site} is none: give --data")
-        counts = predict(bundle, data, out, client=client, level=level, resize=resize, as_is=as_is or ())
+        counts = predict(bundle, data, out, client=client, level=level, resize=resize, as_is=as_is or (), form=form)
     without = f", {counts.abstained:,} of them without a label" if level is not None else ""
     say(out_console, f"{counts.samples:,} samples predicted{without}: {out}")

@@ -7,6 +7,7 @@ from typing import Annotated
 
 import typer
 
+from idiolect.cli.form import Columns, Header, Missing
 from idiolect.cli.join import AsIs, Resize
 from idiolect.cli.model_folder import Method, Seed, StateKey, Study, model
 from idiolect.cli.options import AllowImport, AsJson, flag, option
@@ -25,6 +26,9 @@ def watch_command(
     seed: Seed = None,
     study: Study = None,
     state_key: StateKey = None,
+    header: Header = None,
+    columns: Columns = None,
+    missing: Missing = None,
     as_is: AsIs = None,
     resize: Resize = False,
     allow_import: AllowImport = False,
@@ -36,6 +40,7 @@ def watch_command(
     """
     from idiolect.core.errors import InputError
     from idiolect.core.files import vacant
+    from idiolect.data.custom.form import form_of
     from idiolect.deploy import watch as watching
     from idiolect.deploy.samples import stream
 
@@ -43,8 +48,9 @@ def watch_command(
         raise InputError("give --adapt and --out (a new folder) together")
     if out is not None:
         vacant(out)
+    form = form_of(header, columns, missing)
     bundle = model(site, allow_import=allow_import, method=method, seed=seed, study=study, state_key=state_key)
-    parts = stream(data, bundle.about.inputs, resize=resize, as_is=as_is or ())
+    parts = stream(data, bundle.about.inputs, resize=resize, as_is=as_is or (), form=form)
     result = watching.watch(bundle, (x_N for x_N, _ in parts), level=level)
     folder = out if out is not None and result.adaptable else None
     if folder is not None:

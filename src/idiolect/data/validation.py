@@ -12,6 +12,8 @@ from torch import Tensor
 
 from idiolect.core import keys
 from idiolect.core.errors import InputError, listed
+from idiolect.data.partitions.apart import Splitting
+from idiolect.data.sides import set_aside
 
 # N training samples of one client, C classes of them
 
@@ -52,27 +54,34 @@ def held_out(label_N: NDArray[np.int64], share: float, seed: int, client: int) -
     return np.sort(np.concatenate(of_class))
 
 
-def check_share(share: float, size: int, client: str) -> None:
+def _count(share: float, size: int) -> int:
+    return max(1, round(share * size)) if size > 1 else 0
+
+
+def check_share(share: float, size: int, client: str, gap: int = 0) -> None:
     """Check that a share leaves a client something to train on.
 
     Args:
         share: of its training samples.
         size: their number.
         client: who it is, for the message.
+        gap: how many besides are used for neither.
 
     Raises:
         InputError: it leaves nothing.
     """
-    if size > 1 and round(share * size) >= size:
+    if size > 1 and (gap + _count(share, size) if gap else round(share * size)) >= size:
+        besides = f", with gap={gap}," if gap else ""
         raise InputError(
-            f"validation={share:g} leaves {client} none of its {size} samples to train on: give a smaller share, as "
-            "validation=0.2"
+            f"validation={share:g}{besides} leaves {client} none of its {size} samples to train on: give a smaller "
+            f"share, as validation=0.2{', or a smaller gap' if gap else ''}"
         )
 
 
 def validating(
-    train: Sequence[Tensor], y_R: Tensor, trained: int, share: float, seed: int, names: Sequence[str] = ()
-) -> tuple[list[Tensor], list[Tensor]]:
+    train: Sequence[Tensor], y_R: Tensor, trained: int, share: float, seed: int, names: Sequence[str] = (), *,
+    group_R: Tensor | None = None, way: Splitting = Splitting(),  # noqa: B008  immutable
+) -> tuple[list[Tensor], list[Tensor]]:  # fmt: skip
     """Each client's training samples in two parts: those for training, and those for validation.
 
     Args:
@@ -82,30 +91,43 @@ def validating(
         share: of the training samples.
         seed: of the data.
         names: the clients' names, if they have some.
+        group_R: which samples belong together; a group is on one side, at all clients.
+        way: whether each client's last samples are for validation, after a gap, and not any.
 
     Raises:
         InputError: the share leaves a client without training samples, or gives no client a validation sample.
     """
     rest, parts, without = list[Tensor](), list[Tensor](), list[str]()
+    by_groups = None
+    if group_R is not None:
+        rows_K = [row_N.numpy() for row_N in train[:trained]]
+        counts = [_count(share, len(rows)) for rows in rows_K]
+        by_groups = set_aside(rows_K, group_R.numpy(), counts, keys.generator(seed, "validation groups"))
     for k, row_N in enumerate(train):
         name = names[k] if names else str(k)
+        is_held_N, is_left_N = torch.zeros(2, len(row_N), dtype=torch.bool)
         if k < trained:
-            check_share(share, len(row_N), f"client {name}")
-        at_N = held_out(y_R[row_N].numpy(), share, seed, k) if k < trained else np.zeros(0, np.int64)
-        is_held_N = torch.zeros(len(row_N), dtype=torch.bool)
-        is_held_N[torch.from_numpy(at_N)] = True
-        rest.append(row_N[~is_held_N])
+            check_share(share, len(row_N), f"client {name}", way.gap)
+            if by_groups is not None:
+                is_held_N = torch.from_numpy(by_groups[k])
+            elif way.ordered:
+                is_held_N[len(row_N) - _count(share, len(row_N)) :] = True
+                is_left_N[len(row_N) - _count(share, len(row_N)) - way.gap :] = True
+            else:
+                is_held_N[torch.from_numpy(held_out(y_R[row_N].numpy(), share, seed, k))] = True
+            if not is_held_N.any():
+                without.append(name)
+        rest.append(row_N[~(is_held_N | is_left_N)])
         parts.append(row_N[is_held_N])
-        if k < trained and not len(at_N):
-            without.append(name)
+    of = "samples" if group_R is None else "groups"
     if len(without) == trained:
         raise InputError(
-            f"validation={share:g} gives no client a validation sample, because none has two samples to train on: "
+            f"validation={share:g} gives no client a validation sample, because none has two {of} to train on: "
             "leave validation out, or take larger clients"
         )
     if without:
         log.warning(
-            "%d of %d clients have one sample to train on, so they have no validation sample and do not count in the "
-            "mean over these: %s", len(without), trained, listed(without, _NAMED),
+            "%d of %d clients have one %s to train on, so they have no validation sample and do not count in the "
+            "mean over these: %s", len(without), trained, of[:-1], listed(without, _NAMED),
         )  # fmt: skip
     return rest, parts

@@ -25,6 +25,7 @@ from idiolect.data.custom.parts import Part
 from idiolect.data.custom.texts import list_of_texts
 from idiolect.deploy import samples
 from idiolect.deploy.bundle import Bundle, Personal, log_probabilities
+from idiolect.deploy.groups import group_numbers
 from idiolect.deploy.join import candidates_of, shipping_weights
 from idiolect.deploy.schema import Inputs, TensorPart
 
@@ -54,13 +55,14 @@ class PersonalClassifier(ClassifierMixin, BaseEstimator):  # type: ignore[misc]
     ) -> None:
         self.bundle, self.client, self.ships, self.allow_import = bundle, client, ships, allow_import
 
-    def fit(self, X: Any, y: ArrayLike | None = None) -> Self:
+    def fit(self, X: Any, y: ArrayLike | None = None, groups: ArrayLike | None = None) -> Self:
         """Make the site's model.
 
         Args:
             X: a data frame with the bundle's columns, an array (N, columns), or images, 8-bit, (N, H, W), (N, C, H, W),
                 (N, H, W, C) or (N, pixels); other arrays as in training; several by name in a dict.
             y: the labels (N,), each one of the bundle's classes.
+            groups: which samples belong together, as those of one patient (N,): the comparison keeps them together.
 
         Raises:
             InputError: the samples or labels are not what the bundle takes, or it has models that are ready.
@@ -79,7 +81,12 @@ class PersonalClassifier(ClassifierMixin, BaseEstimator):  # type: ignore[misc]
         if y.ndim != 1 or len(y) != count:
             raise ValueError(f"y has the shape {y.shape} for {count} samples: give one label per sample")
         y_N = torch.from_numpy(samples.labels(pd.Series(y), bundle.about.classes, "y"))
-        candidates = candidates_of(bundle, samples.Samples(x_N, y_N))
+        group_N = None
+        if groups is not None:
+            if np.shape(groups) != (count,):
+                raise ValueError(f"groups has the shape {np.shape(groups)} for {count} samples: give one per sample")
+            group_N = group_numbers(pd.Series(np.asarray(groups)), "groups", "X")
+        candidates = candidates_of(bundle, samples.Samples(x_N, y_N, group_N))
         if self.ships not in (None, "global", "personal", "local"):
             raise InputError(f"ships={self.ships!r} is not global, personal or local: leave it out")
         self.weights_ = shipping_weights(candidates, self.ships)  # type: ignore[arg-type]

@@ -12,7 +12,7 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from idiolect.core import keys
-from idiolect.core.errors import RunError
+from idiolect.core.errors import InputError, RunError
 
 # N samples of the site, C classes, M models
 
@@ -53,7 +53,7 @@ class Choice(NamedTuple):
     """About how many samples would tell the best two of the models apart; None where these are enough."""
 
 
-def compare(fits: Mapping[Name, Fit], y_N: Tensor, key: Tensor) -> Choice:
+def compare(fits: Mapping[Name, Fit], y_N: Tensor, key: Tensor, group_N: Tensor | None = None) -> Choice:
     """Compare models by cross-validation on a site's samples, and weigh them.
 
     What ships is a product of experts, p(c | x) ~ prod_m q_m(c | x)^w_m, where q_m is the model's probability mixed
@@ -67,36 +67,39 @@ def compare(fits: Mapping[Name, Fit], y_N: Tensor, key: Tensor) -> Choice:
         fits: how each model is made; "global" must be among them.
         y_N: the labels.
         key: of the division into folds: 10 for fewer than 200 samples, else 5.
+        group_N: which samples belong together; a group is in one fold, and intervals allow for it.
 
     Raises:
+        InputError: all samples are of one group.
         RunError: the global model's probabilities are not numbers.
 
     Source: Wolpert, Stacked Generalization, Neural Networks 1992; Hinton, Products of Experts, ICANN 1999. The numbers
     were chosen on simulated joins with seed 0 of ``benchmarks/do_no_harm.py`` and measured on others.
     """
-    fold_N = _fold_numbers(y_N, key)
-    return _choice_of({name: _out_of_fold(fit, fold_N) for name, fit in fits.items()}, y_N, fold_N)
+    fold_N = _fold_numbers(y_N, key, group_N)
+    return _choice_of({name: _out_of_fold(fit, fold_N) for name, fit in fits.items()}, y_N, fold_N, group_N)
 
 
-def choice_of(logp: Mapping[Name, Tensor], y_N: Tensor, key: Tensor) -> Choice:
+def choice_of(logp: Mapping[Name, Tensor], y_N: Tensor, key: Tensor, group_N: Tensor | None = None) -> Choice:
     """As ``compare``, of models that were all made without these samples.
 
     Args:
         logp: each model's log-probabilities (N, C); "global" must be among them.
         y_N: the labels.
         key: of the division into folds, by which the accuracy of the weights is measured.
+        group_N: see ``compare``.
 
     Raises:
         RunError: the global model's probabilities are not numbers.
     """
-    return _choice_of(logp, y_N, _fold_numbers(y_N, key))
+    return _choice_of(logp, y_N, _fold_numbers(y_N, key, group_N), group_N)
 
 
-def _fold_numbers(y_N: Tensor, key: Tensor) -> Tensor:
-    return fold_numbers(y_N, 10 if len(y_N) < 200 else 5, key)
+def _fold_numbers(y_N: Tensor, key: Tensor, group_N: Tensor | None) -> Tensor:
+    return fold_numbers(y_N, 10 if len(y_N) < 200 else 5, key, group_N)
 
 
-def _choice_of(models: Mapping[Name, Tensor], y_N: Tensor, fold_N: Tensor) -> Choice:
+def _choice_of(models: Mapping[Name, Tensor], y_N: Tensor, fold_N: Tensor, group_N: Tensor | None) -> Choice:
     models = {name: logp_NC for name, logp_NC in models.items() if not logp_NC.isnan().any()}
     if "global" not in models:
         raise RunError("the global model's probabilities of these samples are not numbers: check the columns' units")
@@ -105,13 +108,26 @@ def _choice_of(models: Mapping[Name, Tensor], y_N: Tensor, fold_N: Tensor) -> Ch
     logp["blend"] = _nested(models, y_N, fold_N)
     right = {name: p.argmax(1) == y_N for name, p in logp.items()}
     difference: dict[Ships, Difference] = {
-        name: paired(r, right["global"]) for name, r in right.items() if name != "global"
+        name: paired(r, right["global"], group_N) for name, r in right.items() if name != "global"
     }
     return Choice(weight, _why(weight, difference["blend"], len(y_N)), logp, difference, _settled(models, right))
 
 
-def fold_numbers(y_N: Tensor, folds: int, key: Tensor) -> Tensor:
-    """The fold (N,) of each sample: of each class about equally many in every fold, at random."""
+def fold_numbers(y_N: Tensor, folds: int, key: Tensor, group_N: Tensor | None = None) -> Tensor:
+    """The fold (N,) of each sample: of each class about equally many in every fold, at random.
+
+    The samples of a group are in one fold. Then groups are dealt out in place of samples, each by the first of its
+    classes.
+
+    Raises:
+        InputError: all samples are of one group.
+    """
+    if group_N is not None:
+        group_N = torch.unique(group_N, return_inverse=True)[1]
+        if (count := int(group_N.max()) + 1) < 2:
+            raise InputError(f"all {len(y_N)} samples are of one group: give samples of two groups or more")
+        class_G = torch.full((count,), int(y_N.max())).scatter_reduce(0, group_N, y_N, "amin")
+        return fold_numbers(class_G, folds, key)[group_N]
     folds = max(2, min(folds, len(y_N)))
     order_N = keys.order(key, torch.ones(len(y_N)))
     order_N = order_N[torch.argsort(y_N[order_N], stable=True)]
@@ -158,15 +174,24 @@ def blend(weight: Mapping[Name, float], logp: Mapping[Name, Tensor]) -> Tensor:
     return torch.stack([w * sure(logp[name]) for name, w in weight.items()]).sum(0).log_softmax(-1)
 
 
-def paired(right_N: Tensor, other_N: Tensor) -> Difference:
+def paired(right_N: Tensor, other_N: Tensor, group_N: Tensor | None = None) -> Difference:
     """The difference of two accuracies on the same samples.
 
-    Source: Agresti & Min, Simple improved confidence intervals for comparing matched proportions, 2005.
+    Where samples belong to groups, the interval is at least as wide as the variance between groups says.
+
+    Source: Agresti & Min, Simple improved confidence intervals for comparing matched proportions, 2005. Of groups:
+    Liang & Zeger, Biometrika 1986, the variance of a mean whose observations are dependent in clusters.
     """
     count = len(right_N) + 2
     gains, losses = int((right_N & ~other_N).sum()) + 0.5, int((other_N & ~right_N).sum()) + 0.5
     mean = (gains - losses) / count
     half = _Z * math.sqrt(gains + losses - (gains - losses) ** 2 / count) / count
+    if group_N is not None:
+        step_N = right_N.double() - other_N.double()
+        groups, at_N = torch.unique(group_N, return_inverse=True)
+        sum_G = torch.zeros(len(groups), dtype=torch.float64).index_add(0, at_N, step_N - step_N.mean())
+        variance = float(sum_G.square().sum()) / len(step_N) ** 2 * len(groups) / max(1, len(groups) - 1)
+        half = max(half, _Z * math.sqrt(variance))
     return Difference(mean, mean - half, mean + half)
 
 

@@ -64,7 +64,7 @@ def candidates_of(bundle: Bundle, samples: Samples, *, client: int | None = None
 
         That of the global model depends on them only where the network measures its batch normalisation at the client.
         """
-        data = Data(samples.x_N, samples.y_N, row_N, torch.ones(len(row_N)))
+        data = Data(samples.x_N, samples.y_N, row_N, torch.ones(len(row_N)), group_R=samples.groups)
         with blame(f"the {name} model, {len(row_N)} samples"):
             return tree.copy(bundle.methods[name].personalise(down, tree.copy(bundle.fresh), data, key))
 
@@ -76,7 +76,8 @@ def candidates_of(bundle: Bundle, samples: Samples, *, client: int | None = None
         return from_rows
 
     with OneThread():
-        choice = harm.compare({name: fit(name) for name in names}, samples.y_N, bundle.key("folds", client))
+        key_of_folds = bundle.key("folds", client)
+        choice = harm.compare({name: fit(name) for name in names}, samples.y_N, key_of_folds, samples.group_N)
         every = torch.arange(count)
         return Candidates({name: client_of(name, every) for name in names if name in choice.logp_NC}, choice)
 
@@ -164,12 +165,22 @@ def _site(candidates: Candidates, samples: Samples, weights: Mapping[harm.Name, 
         | (choice.difference[name]._asdict() if name in choice.difference else {})
         for name, logp in choice.logp_NC.items()
     }
-    right_N = choice.logp_NC[ships].gather(1, y_N[:, None])[:, 0].exp()
+    scores, score_weights = scores_of(choice.logp_NC[ships].gather(1, y_N[:, None])[:, 0].exp(), samples.group_N)
     return Site(
         ships=ships, weights=dict(weights), samples=len(y_N), compared=rows,
         why=f"it was asked for; by the comparison {choice.why}" if override else choice.why,
-        scores=tuple(sorted(right_N.tolist())),
+        scores=scores, score_weights=score_weights,
     )  # fmt: skip
+
+
+def scores_of(right_N: Tensor, group_N: Tensor | None) -> tuple[tuple[float, ...], tuple[float, ...]]:
+    """The probabilities of the right classes, sorted, and their weights where there are groups; see ``Site``."""
+    order_N = right_N.argsort(stable=True)
+    if group_N is None:
+        return tuple(right_N[order_N].tolist()), ()
+    _, at_N, count_G = torch.unique(group_N, return_inverse=True, return_counts=True)
+    weight_N = 1 / ((len(count_G) + 1) * count_G[at_N].double())
+    return tuple(right_N[order_N].tolist()), tuple(weight_N[order_N].tolist())
 
 
 def _accuracy(logp_NC: Tensor, y_N: Tensor) -> float:

@@ -17,6 +17,7 @@ from torch import Tensor
 
 from idiolect.core import files
 from idiolect.core.errors import InputError
+from idiolect.data.custom.form import Form
 from idiolect.deploy.bundle import Bundle, log_probabilities
 from idiolect.deploy.samples import stream
 
@@ -39,6 +40,7 @@ def predict(
     level: float | None = None,
     resize: bool = False,
     as_is: Sequence[str] = (),
+    form: Form = Form(),  # noqa: B008  immutable
 ) -> Counts:
     """Predict the samples of a file or folder and write them as a table.
 
@@ -48,12 +50,13 @@ def predict(
 
     Args:
         bundle: with a model that is ready.
-        where: the samples: a table, or a folder of images.
+        where: the samples: a table, a folder of images, one of these in a .gz or .zip, or a pattern of tables.
         out: a file .parquet or .csv.
         client: whose model, where the bundle has several.
         level: of the sets, as 0.9: on average they hold the right class for this share of samples like the site's own.
         resize: whether images of another size are stretched.
         as_is: columns whose numbers are used although they look like those of another unit.
+        form: how tables are written.
 
     Raises:
         InputError: the samples are not what the bundle takes, the file cannot have this name, or the bundle was made
@@ -66,7 +69,7 @@ def predict(
     model, method = bundle.model(client), bundle.predicting
     return save(out, (
         prediction_table(log_probabilities(model, method, x_N).exp(), bundle.about.classes, threshold, beside)
-        for x_N, beside in stream(where, bundle.about.inputs, resize=resize, as_is=as_is)
+        for x_N, beside in stream(where, bundle.about.inputs, resize=resize, as_is=as_is, form=form)
     ))  # fmt: skip
 
 
@@ -121,21 +124,34 @@ def threshold_of(bundle: Bundle, level: float) -> float:
     made without it, the threshold is the k-th least of them, k = floor((n + 1) (1 - level)); 0 where k is 0, so that
     every class is in every set.
 
+    Where samples belong to groups, each group counts alike, and so do its samples: the threshold is the largest score
+    such that the weights of those below it, with 1 / (G + 1) for a group that is not known, are at most 1 - level.
+
     Source: Sadinle, Lei & Wasserman, Least Ambiguous Set-Valued Classifiers, JASA 2019; with the scores of all folds in
-    place of one split, as in cross-conformal prediction (Vovk, 2015), whose guarantee is 1 - 2 (1 - level).
+    place of one split, as in cross-conformal prediction (Vovk, 2015), whose guarantee is 1 - 2 (1 - level). Of groups:
+    Lee, Barber & Willett, Distribution-free inference with hierarchical data, 2023.
 
     Raises:
         InputError: the level is not between 0 and 1, or the bundle has no scores.
     """
     if not 0 < level < 1:
         raise InputError(f"level={level:g} is not between 0 and 1: give the share of sets that hold the right class")
-    scores = bundle.about.site.scores if bundle.about.site else ()
-    if not scores:
+    site = bundle.about.site
+    if site is None or not site.scores:
         raise InputError(
             "this bundle was made without samples, which a level needs: join with it first, or leave it out"
         )
-    k = math.floor((len(scores) + 1) * (1 - level) + 1e-9)
-    return sorted(scores)[k - 1] if k else 0.0
+    scores = sorted(site.scores)
+    if not site.score_weights:
+        k = math.floor((len(scores) + 1) * (1 - level) + 1e-9)
+        return scores[k - 1] if k else 0.0
+    below = 1 - math.fsum(site.score_weights)
+    threshold = 0.0
+    for score, weight in zip(scores, site.score_weights, strict=True):
+        if below > 1 - level + 1e-9:
+            break
+        threshold, below = score, below + weight
+    return threshold
 
 
 def _write(out: Path, tables: Iterator[pa.Table]) -> None:

@@ -67,7 +67,7 @@ def features(bundle: Bundle, x_R: Tree) -> Tensor:
     return torch.cat(parts)
 
 
-def make(z_Nd: Tensor, y_N: Tensor, said_N: Tensor, key: Tensor) -> Reference:
+def make(z_Nd: Tensor, y_N: Tensor, said_N: Tensor, key: Tensor, group_N: Tensor | None = None) -> Reference:
     """The reference of a site.
 
     Args:
@@ -75,10 +75,11 @@ def make(z_Nd: Tensor, y_N: Tensor, said_N: Tensor, key: Tensor) -> Reference:
         y_N: their classes.
         said_N: the classes that they were taken for, each by models made without it.
         key: of the division into halves.
+        group_N: which samples belong together, and are in one half; None where there is no group or a single one.
     """
     class_P = torch.unique(torch.cat([y_N, said_N]))
     y_N, said_N = torch.searchsorted(class_P, y_N), torch.searchsorted(class_P, said_N)
-    half_N = fold_numbers(y_N, 2, key)
+    half_N = fold_numbers(y_N, 2, key, group_N)
     classes = len(class_P)
     count_HP = torch.stack([torch.bincount(y_N[half_N != h], minlength=classes) for h in range(2)])
     gaussians = [_gaussian(z_Nd[half_N != h], y_N[half_N != h], classes) for h in range(2)]
@@ -97,7 +98,8 @@ def make(z_Nd: Tensor, y_N: Tensor, said_N: Tensor, key: Tensor) -> Reference:
 def of_site(bundle: Bundle, samples: Samples, said_N: Tensor, key: Tensor) -> bytes:
     """The file of a site's reference; see ``make``."""
     bundle, samples = on_features(bundle, samples)
-    return content(make(features(bundle, samples.x_N), samples.y_N, said_N, key))
+    group_N = samples.group_N if samples.group_N is not None and len(torch.unique(samples.group_N)) > 1 else None
+    return content(make(features(bundle, samples.x_N), samples.y_N, said_N, key, group_N))
 
 
 def content(reference: Reference) -> bytes:

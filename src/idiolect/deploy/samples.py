@@ -15,16 +15,19 @@ from torch import Tensor
 
 from idiolect.core.errors import InputError, listed, nearest, option
 from idiolect.core.tree import Tree
-from idiolect.data.custom import images, streaming, tables
+from idiolect.data.custom import dates, images, streaming, tables
 from idiolect.data.custom.columns import by_value, find_target, fold, missing, text_of
+from idiolect.data.custom.form import Form
 from idiolect.data.custom.images import EncodedImage
 from idiolect.data.custom.parts import Part
+from idiolect.data.custom.questions import answered, columns_asked
 from idiolect.data.custom.text_files import Roles
 from idiolect.data.custom.texts import joined
 from idiolect.data.custom.windows import windows
 from idiolect.data.datasets.dataset import Encoding
-from idiolect.data.text.tokens import Tokens, filled_up
+from idiolect.data.text.tokens import Tokens, filled_up, unit
 from idiolect.deploy import units
+from idiolect.deploy.groups import group_numbers, group_of
 from idiolect.deploy.schema import Inputs, Scale
 
 # R samples, N samples of this site, F features
@@ -46,6 +49,13 @@ class Samples(NamedTuple):
     x_N: Tree
     y_N: Tensor
     """Places among the bundle's classes, int64."""
+    group_N: Tensor | None = None
+    """Which samples belong together, int64; None where each stands for itself."""
+
+    @property
+    def groups(self) -> Tree:
+        """As ``group_N``, () where there are none: what a method gets."""
+        return () if self.group_N is None else self.group_N
 
 
 def read(
@@ -56,40 +66,55 @@ def read(
     *,
     resize: bool = False,
     as_is: Sequence[str] = (),
+    form: Form = Form(),  # noqa: B008  immutable
+    group_column: str | None = None,
+    usual_group: str | None = None,
 ) -> Samples:
     """A site's labelled samples.
 
     Args:
-        where: a table (.csv, .tsv, .parquet, .jsonl, .arff), or a folder of images as ``<class>/<image>`` or beside
-            a metadata.csv.
+        where: a table (.csv, .tsv, .data, .parquet, .jsonl, .arff), or a folder of images as ``<class>/<image>`` or
+            beside a metadata.csv; in a .gz or .zip too; or a pattern of tables.
         inputs: what the bundle takes.
         classes: the names of its classes.
-        target: the column of labels; folders of classes need none.
+        target: the column of labels, or a question as ``num>0``; folders of classes need none.
         resize: whether images of another size are stretched.
         as_is: columns whose numbers are used although they look like those of another unit.
+        form: how the tables are written.
+        group_column: the column that says which samples belong together.
+        usual_group: that of the training, which counts where the site has such a column and no other is given.
 
     Raises:
         InputError: there is nothing of the kind, or its columns, labels or images are not what the bundle takes.
     """
-    reader = Reader(inputs, str(where), resize=resize, as_is=as_is)
+    reader = Reader(inputs, str(where), resize=resize, as_is=as_is, form=form)
     [part] = streaming.whole(where, target=target, roles=reader.roles(target))
     reader.check(part)
+    part = part._replace(frame=answered(form.known(part.frame), target, str(where)))
     label = find_target([str(c) for c in part.frame], target, str(where))
     y_N = labels(part.frame[label], classes, str(where))
     if not len(y_N):
         raise InputError(f"{where} has no samples: give some")
-    return Samples(reader.encode(Part(part.frame.drop(columns=label), part.pictures)), torch.from_numpy(y_N))
+    group = group_of(part.frame, label, group_column, usual_group, str(where))
+    beside = part.frame.drop(columns=[label] if group is None or reader.takes(group) else [label, group])
+    group_N = None if group is None else group_numbers(part.frame[group], group, str(where))
+    return Samples(reader.encode(Part(beside, part.pictures)), torch.from_numpy(y_N), group_N)
 
 
 def stream(
-    where: str | Path, inputs: Inputs, *, resize: bool = False, as_is: Sequence[str] = ()
+    where: str | Path,
+    inputs: Inputs,
+    *,
+    resize: bool = False,
+    as_is: Sequence[str] = (),
+    form: Form = Form(),  # noqa: B008
 ) -> Iterator[tuple[Tensor, pd.DataFrame]]:
     """A site's samples, some at a time, and the columns that are not inputs, or the images' names.
 
     Raises:
         InputError: as ``read``; a fault far down is found when it is reached.
     """
-    reader = Reader(inputs, str(where), resize=resize, as_is=as_is, keep=False)  # they come once
+    reader = Reader(inputs, str(where), resize=resize, as_is=as_is, keep=False, form=form)  # they come once
     size = IMAGES if inputs.kind == "images" else ROWS
     for part in streaming.some(where, size, reader.roles(None), reader.is_number):
         x_R = reader.encode(part)
@@ -127,8 +152,10 @@ class Reader:
     """Makes a site's tables and images what a bundle takes, and says once what it changed."""
 
     def __init__(
-        self, inputs: Inputs, where: str, *, resize: bool = False, as_is: Sequence[str] = (), keep: bool = True
-    ) -> None:
+        self, inputs: Inputs, where: str, *, resize: bool = False, as_is: Sequence[str] = (), keep: bool = True,
+        form: Form = Form(),  # noqa: B008  immutable
+    ) -> None:  # fmt: skip
+        self._form = form
         self.inputs, self.where, self._resize, self._keep = inputs, where, resize, keep
         self.names: dict[str, str] = {}
         """The site's name of a column by the bundle's, where they differ, and the other way round."""
@@ -139,12 +166,20 @@ class Reader:
 
     def roles(self, target: str | None) -> Roles:
         """What the columns of a text file are for."""
-        return Roles(target, features=lambda name: self._column(name) is not None, scale_of=self._moments)
+        asked, bases = columns_asked(target), dates.columns_of(e.name for e in self.inputs.columns)
+        return Roles(
+            target, features=lambda name: self.takes(name) or name in asked or fold(name) in bases,
+            scale_of=self._moments, form=self._form,
+        )  # fmt: skip
 
     def is_number(self, name: str) -> bool:
         """Whether the bundle takes numbers in a column of this name."""
         column = self._column(name)
         return column is not None and column.kind == "number"
+
+    def takes(self, name: str) -> bool:
+        """Whether a column of this name is one of the bundle's."""
+        return self._column(name) is not None
 
     def _column(self, name: str) -> Encoding | None:
         return self._by_name.get(name) or self._by_name.get(fold(name))
@@ -166,11 +201,18 @@ class Reader:
             InputError: they are not what the bundle takes.
         """
         self.check(part)
+        if self._form.missing and self.inputs.columns:
+            part = part._replace(frame=self._known(part.frame))
         if self.inputs.tokens is not None:
             return self._texts(part.frame, self.inputs.tokens.tokens)
         if self.inputs.channels:
             return self._windows(part.frame)
         return self._table(part.frame) if part.pictures is None else self._images(part.pictures)
+
+    def _known(self, frame: pd.DataFrame) -> pd.DataFrame:
+        """The frame whose features are empty where they have marks of missing values."""
+        features = [str(c) for c in frame if self._column(str(c)) is not None]
+        return self._form.known_features(self._form.known(frame), features)
 
     def check(self, part: Part) -> None:
         """Check that samples are of the bundle's kind.
@@ -212,7 +254,7 @@ class Reader:
         """The ids (N, L) of texts, int64."""
         rows, width = tokens.encoder.encode(texts), self.inputs.shape[0]
         if any(len(row) > width for row in rows):
-            self._say(f"texts with more than {width} {tokens.encoder.name}, as the longest in training, are cut")
+            self._say(f"texts with more than {width} {unit(tokens.encoder)}, as the longest in training, are cut")
         return filled_up(rows, tokens.encoder, width).long()
 
     def _windows(self, frame: pd.DataFrame) -> Tensor:
@@ -226,6 +268,8 @@ class Reader:
         return x_N
 
     def _table(self, frame: pd.DataFrame) -> Tensor:
+        frame, added = dates.with_parts(frame, [e.name for e in self.inputs.columns])
+        self._as_is |= added  # dates go on
         values = self._columns(frame)
         names = [str(column.name) for column in values.values()]
         x_RF = tables.as_they_are(self.inputs.columns, frame if list(frame) == names else frame[names])

@@ -247,6 +247,8 @@ class Site(_Part):
         compared: for each model its out-of-fold accuracy and log loss, and its difference to the global one.
         scores: for each of the site's samples the probability of the right class, by a model made without the sample;
             sorted.
+        score_weights: of the scores, where samples belong to groups: 1 / ((G + 1) n) for one of n samples of one of G
+            groups. () where each sample stands for itself.
         prior_shift: for each class the log of its proportion now over that in the site's samples, where the model was
             adapted to other proportions.
     """
@@ -257,7 +259,14 @@ class Site(_Part):
     samples: _Count
     compared: dict[str, dict[str, _Finite | None]]
     scores: tuple[Annotated[float, Field(ge=0, le=1.01)], ...] = ()
+    score_weights: tuple[Annotated[float, Field(gt=0, le=1)], ...] = ()
     prior_shift: tuple[_Finite, ...] = ()
+
+    @model_validator(mode="after")
+    def _weight_of_every_score(self) -> Self:
+        if len(self.score_weights) not in (0, len(self.scores)):
+            raise ValueError(f"score_weights has {len(self.score_weights)} numbers for {len(self.scores)} scores")
+        return self
 
 
 class About(_Part):

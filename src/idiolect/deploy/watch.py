@@ -201,7 +201,7 @@ def adapt(bundle: Bundle, result: WatchResult, out: Path) -> Bundle:
     shift_C[own.class_P] = shift_P
     few = ", ".join(f"{name} {100 * s:.0f}%" for name, s in zip(names, share_P.tolist(), strict=True))
     why = f"{site.why}. Since then the proportions of the classes changed, and its probabilities are for these: {few}"
-    changes = {"prior_shift": tuple(shift_C.tolist()), "scores": (), "why": why}
+    changes = {"prior_shift": tuple(shift_C.tolist()), "scores": (), "score_weights": (), "why": why}
     about = bundle.about.model_copy(update={"site": site.model_copy(update=changes)})
     model = bundle.model()
     more = {reference.FILE: reference.content(own._replace(share_P=share_P, near_HP=torch.tensor(result.near)))}

@@ -14,7 +14,7 @@ from idiolect.core.method import Down
 from idiolect.data.custom.texts import Reading
 from idiolect.federation.data.agreement import agree, common_form, plain
 from idiolect.federation.data.backbone import Backbone
-from idiolect.federation.data.samples import SiteFiles, alone, reading_of, sums
+from idiolect.federation.data.samples import SiteFiles, alone, division_of, reading_of, sums
 from idiolect.federation.messages import Refusal, by_path, pack
 from idiolect.federation.server.study import look, study_for
 from idiolect.federation.site.features import SiteFeatures
@@ -50,14 +50,16 @@ def preview(
     yield f"From: site {kit.site}, client {kit.number} of {kit.name}"
     asked = None if study is None else look(study, kit.name)
     task = "classification" if asked is None else asked.task  # the study decides
-    offer = samples.offer(task, Reading() if asked is None else reading_of(asked))
+    group = None if asked is None else asked.group_column
+    offer = samples.offer(task, Reading() if asked is None else reading_of(asked), group)
     values = plain(offer)
     size = len(pack({"offer": values}))
     yield f"First, {size:,} bytes about the samples, by which features and classes are agreed on:"
     yield json.dumps(values, ensure_ascii=False)
     inputs, classes = common_form({kit.site: offer, "others": offer}, task)
     share = 0.0 if asked is None else asked.protocol.validation
-    ready = samples.encode(inputs, classes, 0, kit.number, look=False, validation=share)
+    division = {} if asked is None else division_of(asked)
+    ready = samples.encode(inputs, classes, 0, kit.number, look=False, **division)
     if asked is not None and is_frozen(asked):
         _check(policy, asked, study)
         ready = SiteFeatures(state, Vault.of(state, key)).of(asked, ready)

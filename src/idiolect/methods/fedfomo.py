@@ -9,7 +9,8 @@ from pydantic import Field, NonNegativeFloat
 from torch import Tensor
 
 from idiolect.core.method import Data, Down, Method, Model, PairValue, Reduced, Task, Up, keys, reduce, tree
-from idiolect.training import log_softmax_of, mean, row_losses, train_model
+from idiolect.statistics.interpolation import numbers
+from idiolect.training import groups, log_softmax_of, mean, row_losses, train_model
 
 SEARCH = {"exploration": "0.1..0.5"}
 PRESETS: dict[str, dict[str, Any]] = {"official": {"distance": "l1", "average_candidate": True}}
@@ -227,11 +228,21 @@ def choose(server: Server, ids: Tensor, places: int, chance: float) -> tuple[Ten
 
 
 def split(data: Data, key: Tensor, share: float) -> tuple[Data, Data]:
-    """A client's samples as (training, validation), each in stored order; a single sample is in both."""
+    """A client's samples as (training, validation), each in stored order; a single sample, or group, is in both."""
     n = data.real_N.sum().double()
     rank_N = keys.order(key, data.real_N).argsort()
+    if (group_N := groups(data)) is not None:  # each sample has the first rank of its group, in an order of groups
+        number_N = numbers(torch.where(data.real_N > 0, group_N, torch.iinfo(torch.int64).max))
+        place_N = torch.argsort(least(rank_N, number_N), stable=True).argsort()
+        rank_N = least(place_N, number_N)
     part_N = (rank_N < (n * share).floor().clamp(min=1)).to(data.real_N.dtype) * data.real_N
-    return only(data, torch.where(n > 1, data.real_N - part_N, data.real_N)), only(data, part_N)
+    rest_N = data.real_N - part_N
+    return only(data, torch.where(rest_N.sum() > 0, rest_N, data.real_N)), only(data, part_N)
+
+
+def least(a_N: Tensor, number_N: Tensor) -> Tensor:
+    """The least value (N,) of all entries with the same number."""
+    return torch.full_like(a_N, len(a_N)).scatter_reduce(0, number_N, a_N, "amin")[number_N]
 
 
 def only(data: Data, keep_N: Tensor) -> Data:

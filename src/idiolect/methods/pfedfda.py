@@ -14,7 +14,19 @@ from idiolect.statistics import covariance
 from idiolect.statistics.gaussian import Gaussian, LinearHead, estimate, interpolate, lda_head, log_prior
 from idiolect.statistics.interpolation import search, search_moments, stratified_folds
 from idiolect.statistics.moments import moments, total, weights_by_class
-from idiolect.training import Batch, add, batches, cross_entropy_mean, features, rows, sgd, stateless, trained_loss
+from idiolect.training import (
+    Batch,
+    add,
+    batches,
+    cross_entropy_mean,
+    features,
+    groups,
+    require_classes,
+    rows,
+    sgd,
+    stateless,
+    trained_loss,
+)
 
 PERSONAL = ("min_count_adapt", "drop_last_adapt")
 SEARCH = {"ridge": "0.01..10:log"}
@@ -121,6 +133,7 @@ def pfedfda(
     Differs from source: the search is a bounded scalar one in float64 with a fixed number of steps (released code:
     L-BFGS from 0.5 with the gradient cut to zero outside [0, 1]).
     """
+    require_classes(task, "pfedfda", "its head is made from a Gaussian of each class")
     network, classes, width = task.network, task.classes, task.network.width
 
     def repair(cov_dd: Tensor) -> Tensor:
@@ -141,12 +154,12 @@ def pfedfda(
     def prior(y_N: Tensor, real_N: Tensor) -> Tensor:
         return log_prior(weights_by_class(y_N, real_N, classes).sum(0))
 
-    def personal(z_Nd: Tensor, at_N: Tensor, y_N: Tensor, used_N: Tensor, key: Tensor, g: Gaussian, logprior_C: Tensor,
-                 count: int) -> tuple[Gaussian, Tensor]:  # fmt: skip
+    def personal(z_Nd: Tensor, same_N: Tensor | None, y_N: Tensor, used_N: Tensor, key: Tensor, g: Gaussian,
+                 logprior_C: Tensor, count: int) -> tuple[Gaussian, Tensor]:  # fmt: skip
         if beta == "local":
             sums, weight = moments(z_Nd, y_N, used_N, classes), torch.ones((), dtype=torch.float64)
         else:
-            fold_N = stratified_folds(y_N, used_N, key, sample_N=at_N if folds_of == "samples" else None)
+            fold_N = stratified_folds(y_N, used_N, key, sample_N=same_N)
             parts, lone = search_moments(z_Nd, y_N, used_N, fold_N, classes=classes)
             sums, separate = total([*parts, lone]), beta == "separate"
             weight = search(
@@ -155,6 +168,10 @@ def pfedfda(
         mean_Cd = estimate(sums, g.mean_Cd, min_count=count).mean_Cd
         own = Gaussian(mean_Cd, repair(estimate(sums, g.mean_Cd).cov_dd))  # [3]
         return interpolate(own, g, weight), weight  # [5]
+
+    def same(data: Data, at_N: Tensor) -> Tensor | None:
+        group_N = groups(data)
+        return group_N[at_N] if group_N is not None else at_N if folds_of == "samples" else None
 
     def send(server: Shared, ids: Tensor) -> Down:
         return Down(shared=server)
@@ -177,7 +194,8 @@ def pfedfda(
             z_Nd, at_N, used_N = (torch.cat([s[part] for s in extras]) for part in range(3))
         else:
             z_Nd, at_N, used_N = features(task, new, data)[0], torch.arange(len(y_N)), data.real_N
-        mixture, weight = personal(z_Nd, at_N, y_N[at_N], used_N, keys.fold(key, "folds"), g, logprior_C, min_count)
+        same_N, folds_key = same(data, at_N), keys.fold(key, "folds")
+        mixture, weight = personal(z_Nd, same_N, y_N[at_N], used_N, folds_key, g, logprior_C, min_count)
         up = Shared(
             tree.sub(new, body),
             (mixture.mean_Cd - g.mean_Cd).to(z_Nd.dtype),
@@ -199,7 +217,7 @@ def pfedfda(
             plan = batches(data, task.training, keys.fold(key, "rows"), epochs=1, drop_last=True)
             at_N, used_N = torch.cat([b.at_B for b in plan]), torch.cat([b.used_B for b in plan])
         mixture, weight = personal(
-            z_Nd[at_N], at_N, y_N[at_N], used_N, keys.fold(key, "folds"), g, logprior_C, min_count_adapt
+            z_Nd[at_N], same(data, at_N), y_N[at_N], used_N, keys.fold(key, "folds"), g, logprior_C, min_count_adapt
         )
         return Personal(cast(lda_head(mixture, logprior_C)), weight)  # [7]
 

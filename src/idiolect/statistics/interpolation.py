@@ -27,14 +27,16 @@ def stratified_folds(
 ) -> Tensor:
     """Random folds (N,), 0 to ``folds`` - 1, that divide every class, and all samples, evenly (to within one).
 
-    Samples are put in a random order, sorted by class, and dealt out in turn.
+    Samples are put in a random order, sorted by class, and dealt out in turn. Those that are one, or belong together,
+    are dealt out as one of the least of their classes.
 
     Args:
         y_N: labels.
         weight_N: an entry of weight 0 is ignored: it changes no other fold, and its own fold means nothing.
         key: of the draw.
         folds: at least 2.
-        sample_N: which sample each entry is a copy of, int64; copies of one sample are in one fold. Default: no copies.
+        sample_N: which sample each entry is a copy of, or which group it is of, int64; those of one are in one fold.
+            Default: each stands for itself.
 
     Raises:
         InputError: fewer than 2 folds.
@@ -43,11 +45,18 @@ def stratified_folds(
     real_N = weight_N > 0
     sample_N = torch.arange(len(y_N), device=y_N.device) if sample_N is None else sample_N
     sample_N = torch.where(real_N, sample_N, _LAST)
-    by_sample_N = torch.argsort(sample_N, stable=True)
-    number_N = torch.zeros_like(by_sample_N).scatter(0, by_sample_N, _runs(sample_N[by_sample_N]))
+    number_N = numbers(sample_N)
     order_N = torch.argsort(keys.bits(key, len(y_N))[number_N], stable=True)
-    order_N = order_N[torch.argsort(torch.where(real_N, y_N, _LAST)[order_N], stable=True)]
+    class_N = torch.where(real_N, y_N, _LAST)
+    class_N = torch.full_like(class_N, _LAST).scatter_reduce(0, number_N, class_N, "amin")[number_N]
+    order_N = order_N[torch.argsort(class_N[order_N], stable=True)]
     return torch.zeros_like(order_N).scatter(0, order_N, _runs(sample_N[order_N]) % folds)
+
+
+def numbers(a_N: Tensor) -> Tensor:
+    """The place (N,) of each value among the different ones in order, from 0."""
+    order_N = torch.argsort(a_N, stable=True)
+    return torch.zeros_like(order_N).scatter(0, order_N, _runs(a_N[order_N]))
 
 
 def _runs(a_N: Tensor) -> Tensor:

@@ -34,6 +34,7 @@ def fit(
     classes: int,
     folds: int,
     prior: float,
+    group_N: Tensor | None = None,
 ) -> Mixture:
     """The heads of all samples, with the shares that predict best when each sample's heads come from the other folds.
 
@@ -46,8 +47,9 @@ def fit(
         classes: C.
         folds: at least 2; with one head there is nothing to choose.
         prior: for how many samples even shares count, above 0.
+        group_N: which samples belong together, and are in one fold; None where each stands for itself.
     """
-    fold_N = stratified_folds(y_N, weight_N, key, folds=folds)
+    fold_N = stratified_folds(y_N, weight_N, key, folds=folds, sample_N=group_N)
     parts = moments_by_fold(z_Nd, y_N, weight_N, fold_N, classes=classes, folds=folds)
     heads = heads_from(total(parts))
     if len(heads.bias_C) == 1:

@@ -18,10 +18,12 @@ from idiolect.core.evaluation_protocol import Protocol
 from idiolect.core.import_path import by_path, may_import, no_imports
 from idiolect.core.method import Task
 from idiolect.core.network import Precision
+from idiolect.core.objectives import OBJECTIVES, TaskName
 from idiolect.core.option_spec import Spec, split_list
 from idiolect.core.schedules import check_schedule
 from idiolect.data import FederatedData, Normalise, Source
-from idiolect.data.datasets.dataset import TaskName
+from idiolect.data.datasets.dataset import Header
+from idiolect.data.partitions.apart import complete_splitting
 from idiolect.simulation import Job
 from idiolect.simulation.attacks import flip_labels, on_uploads
 from idiolect.simulation.measures import check, specs_of
@@ -74,13 +76,18 @@ class Study(Display, LocalTraining):
     target: str | None = field("target")
     task: TaskName | None = field("task")
     client_column: str | None = field("client_column")
+    group_column: str | None = field("group_column")
     drop: tuple[str, ...] = field("drop")
     resize: str | None = field("resize")
     text: str | None = field("text")
     tokens: Literal["words", "characters", "bytes"] | None = field("tokens")
     max_tokens: PositiveInt | None = field("max_tokens")
+    header: Header | None = field("header")
     columns: str | None = field("columns")
+    missing: str | None = field("missing")
+    layout: str | None = field("layout")
     partition: Any = field("partition")
+    split: Annotated[Spec, pydantic.AfterValidator(complete_splitting)] = field("split")
     sizes: tuple[Annotated[int, Field(ge=1, le=2**40)], ...] = field("sizes")
     keep: Keep | None = field("keep")
     shifts: tuple[Spec, ...] = field("shifts")
@@ -333,11 +340,12 @@ class Study(Display, LocalTraining):
         no_clients = partition is None and source.client_column is None
         if partition is None:
             few = _USUAL.model_copy(update={"options": _USUAL.options | {"min_rows": 2}})  # there may be few samples
+            few = few if source.targets is None else Spec(name="iid")
             partition = complete_partition(Spec(name="natural") if source.client_column else few)
         federation = data.build(
             source, partition, self.shifts, self.clients, self.data_seed, sizes=self.sizes, keep=self.keep,
             new_clients=self.new_clients, new_shifts=self.new_shifts, normalise=self.normalise,
-            validation=self.protocol.validation,
+            validation=self.protocol.validation, split=self.split,
         )  # fmt: skip
         if no_clients:
             warn_of_no_clients(federation, source, partition)
@@ -352,8 +360,12 @@ class Study(Display, LocalTraining):
         check_augment(self, federation)
         inputs = federation.preprocessing
         some = inputs(federation.some(_TRIED)) if federation.samples else None
-        network = models.build(self.model, federation.inputs, federation.classes, self.precision, some)
-        return Task(network, federation.classes, federation.trained, training_of(self), inputs)
+        network = models.build(self.model, federation.inputs, federation.outputs, self.precision, some)
+        how, kind = OBJECTIVES[federation.task], federation.task
+        return Task(
+            network, federation.outputs, federation.trained, training_of(self), inputs, how.loss, how.output,
+            how.mixture, kind,
+        )  # fmt: skip
 
     def jobs(self, federation: FederatedData) -> list[tuple[Use, Job]]:
         """One job per method and seed.
@@ -361,7 +373,7 @@ class Study(Display, LocalTraining):
         Raises:
             InputError: a measure is not defined for these classes, or a method cannot take the privacy or robust rule.
         """
-        check(self.measures, federation.classes)
+        check(self.measures, federation.task, federation.classes)
         jobs = [(u, self.job(u, seed, federation)) for u in self.methods for seed in self.seeds]
         check_defences(jobs[:: len(self.seeds)])
         return jobs

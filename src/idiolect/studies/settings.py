@@ -17,7 +17,10 @@ from idiolect.core.option_spec import Spec, plain
 
 METHODS, DATA, PARTITION, SHIFTS, TRAINING, OUTPUT = "Methods", "Data", "Partition", "Shifts", "Training", "Output"
 DEFENCE = "Privacy and attacks"
-OWN_DATA = ("target", "task", "client_column", "drop", "resize", "text", "tokens", "max_tokens", "columns")
+OWN_DATA = (
+    "target", "task", "client_column", "group_column", "drop", "resize", "text", "tokens", "max_tokens", "header",
+    "columns", "missing", "layout",
+)  # fmt: skip
 """The settings that say how the user's own ``data`` are read."""
 
 
@@ -62,18 +65,25 @@ SETTINGS = {
     "seeds": Setting(METHODS, "Seeds of training, separated by commas.", (0,), common=True),
     "dataset": Setting(DATA, "Data set by name.", unset=USUAL_DATASET, common=True),
     "data": Setting(
-        DATA, "Your own: CSV or parquet file, folder of images, hf:owner/name of the hub, or module.function.",
+        DATA,
+        "Your own: CSV or parquet file, sites/*.csv (a client each), folder of images, hf:owner/name, or "
+        "module.function.",
         metavar="WHERE", common=True,
     ),
     "target": Setting(
-        DATA, "Column to predict.", unset="label, target, class, ...", metavar="COLUMN", common=True
+        DATA, "Column to predict, or a question as num>0.", unset="label, target, class, ...", metavar="COLUMN",
+        common=True,
     ),
     "task": Setting(
-        DATA, "What the target is: classification says that its many different numbers are classes.",
+        DATA, "What is learnt: classification, or regression, which is taken for a target with many different numbers.",
         unset="decided by the target's values", metavar="TASK",
     ),
     "client_column": Setting(
         DATA, "Column that says which client a sample belongs to.", metavar="COLUMN"
+    ),
+    "group_column": Setting(
+        DATA, "Column that says which samples belong together, as those of a patient: never on both sides of a split.",
+        metavar="COLUMN",
     ),
     "drop": Setting(
         DATA, "Columns to leave out, joined by +; a name that has a + in double quotes.", (), metavar="COLUMNS"
@@ -85,9 +95,21 @@ SETTINGS = {
     ),
     "tokens": Setting(DATA, "What a text is divided into: words, characters or bytes.", unset="words"),
     "max_tokens": Setting(DATA, "Tokens of a text that are used; longer texts are cut.", unset="256", type=int),
+    "header": Setting(
+        DATA, "none says that the first line of a CSV file is a row; its columns are called 1, 2, ...",
+        unset="the file's names of columns", metavar="none",
+    ),
     "columns": Setting(
         DATA, "Names for the columns of a CSV or ARFF file without names, joined by +.", unset="the file's",
         metavar="COLUMNS",
+    ),
+    "missing": Setting(
+        DATA, "Marks of missing values beside NA, ? and the like, joined by +: -9, or of one column chol=0.",
+        metavar="MARKS",
+    ),
+    "layout": Setting(
+        DATA, "What the paths of images say, as {class}/{class}/*_{client}.", unset="client/class, or class",
+        metavar="PATTERN",
     ),
     "data_dir": Setting(
         DATA, "Folder that holds DATASET/{train,test}.parquet.", unset="$IDIOLECT_DATA, else the hub", type=Path
@@ -104,6 +126,12 @@ SETTINGS = {
     "partition": Setting(
         PARTITION, "How samples are split, or module.function.", unset=f"client column, else {USUAL_PARTITION}",
         common=True,
+    ),
+    "split": Setting(
+        PARTITION,
+        "Which samples of a client are for tests: any (random), or its last ones in the data's order, "
+        "ordered:gap=0, with a gap of samples that are used for neither.",
+        Spec(name="random"),
     ),
     "sizes": Setting(
         PARTITION, "Training samples per client: 600, or 300+600+1200 to draw one each.", (),

@@ -32,9 +32,10 @@ def source_of(study: Study) -> Source:
             raise InputError(f"data {study.data}: they were given in a Python program: run the study from there")
         tokens = encoder_of(study)
         return data.open_data(
-            study.data, target=study.target, client_column=study.client_column, drop=study.drop, resize=study.resize,
+            study.data, target=study.target, client_column=study.client_column, group_column=study.group_column,
+            drop=study.drop, resize=study.resize,
             task=study.task, text=study.text, tokens=tokens, max_tokens=study.max_tokens,
-            columns=study.columns,
+            header=study.header, columns=study.columns, missing=study.missing, layout=study.layout,
         )  # fmt: skip
     folder = None if study.data_dir is None else Path(os.path.expanduser(study.data_dir))
     if folder and not folder.is_dir():

@@ -1,10 +1,11 @@
 """Building blocks that methods share: batches, local training, forward passes, averaging of weights."""
 
 from idiolect.training.averaging import add, averaging
-from idiolect.training.batches import Batch, batches, rows
+from idiolect.training.batches import Batch, batches, groups, rows
 from idiolect.training.client_state import Personal, joins_by_training, own_or, stateless, trained, untrained
-from idiolect.training.optimisers import optimiser_state, require_sgd
+from idiolect.training.optimisers import optimiser_state
 from idiolect.training.preprocessing import Preprocessing
+from idiolect.training.requirements import require_classes, require_sgd
 from idiolect.training.settings import training_of
 from idiolect.training.sgd import cross_entropy_mean, mean, sgd, sgd_from
 from idiolect.training.sharing import shared
@@ -29,11 +30,13 @@ __all__ = [
     "batches",
     "cross_entropy_mean",
     "features",
+    "groups",
     "joins_by_training",
     "log_softmax_of",
     "mean",
     "optimiser_state",
     "own_or",
+    "require_classes",
     "require_sgd",
     "row_losses",
     "rows",

@@ -107,6 +107,11 @@ def _mapped_steps(
     return plan
 
 
+def groups(data: Data) -> Tensor | None:
+    """Which of a client's samples (N,) belong together, as those of one patient; None where each stands for itself."""
+    return None if isinstance(data.group_R, tuple) else data.group_R[data.row_N]
+
+
 def rows(task: Task, data: Data, batch: Batch) -> tuple[Any, Any]:
     """Samples as stored and targets of a step, for training. Where the task says so, each step augments its images."""
     row_B = data.row_N[batch.at_B]

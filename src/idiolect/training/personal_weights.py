@@ -292,7 +292,7 @@ def _places(
         InputError: as ``with_personal_weights``.
     """
     wanted, what = frozenset[str]().union(*terms.values()), f"method {name} cannot take personal={pattern}"
-    fix = "leave out personal, or this method"
+    fix = "leave out this method, or give it the setting personal=null"
     moving = {path for path, _ in _leaves(down.shared) if isinstance(_rule(method.reduce, path), Increment)}
     places, left = list[Place](), moving
     for part in _PARTS:

@@ -5,14 +5,13 @@ from __future__ import annotations
 import io
 import logging
 import re
-from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
 import pandas as pd
 
 from idiolect.core.errors import InputError
-from idiolect.data.custom.text_files import check_names
+from idiolect.data.custom.form import Form, check_names
 
 log = logging.getLogger(__name__)
 
@@ -21,10 +20,10 @@ _NUMBERS = ("numeric", "real", "integer")
 _KINDS = (*_NUMBERS, "string", "date")
 
 
-def arff(path: Path, names: Sequence[str] = ()) -> pd.DataFrame:
+def arff(path: Path, form: Form = Form()) -> pd.DataFrame:  # noqa: B008  immutable
     """An ARFF file; ``?`` is a missing value.
 
-    One with rows alone gets these names for its columns, or else 1, 2, ...
+    One with rows alone gets the names of the form for its columns, or else 1, 2, ...
 
     Raises:
         InputError: a line is not understood, a row has another number of values, or a number is a text.
@@ -52,16 +51,22 @@ def arff(path: Path, names: Sequence[str] = ()) -> pd.DataFrame:
     if any(row.startswith("{") for row in rows):
         raise InputError(f"{path} has sparse rows, in braces: save it with all values in each row")
     frame = _table(path, rows, len(columns) or None)
-    if columns and names:
-        raise InputError(f"columns is for tables without names, and {path} has @attribute lines: leave it out")
-    if names:
-        check_names(names, frame.shape[1], path)
-        return frame.set_axis(list(names), axis=1).apply(_guess)
-    if not columns:
+    if columns and form.nameless:
+        what = "columns" if form.names else "header"
+        raise InputError(f"{what} is for tables without names, and {path} has @attribute lines: leave it out")
+    if form.names:
+        check_names(form.names, frame.shape[1], path)
+    elif not columns and not form.nameless:
         log.warning("%s has no @attribute lines: its columns are called 1 to %d", path, frame.shape[1])
-        frame.columns = pd.Index([str(k + 1) for k in range(frame.shape[1])])
+    names = [name for name, _ in columns] or form.names_for(frame.shape[1])
+    frame.columns = pd.Index(names)
+    is_plain = len(set(names)) == len(names)  # else there is a message of its own
+    for name, marks in (form.marks(names) if is_plain else {}).items():
+        for own, kind in columns or [(own, _NUMBERS[0]) for own in names]:
+            if own == name or (name is None and kind in _NUMBERS):
+                frame[own] = frame[own].mask(frame[own].isin(marks))
+    if not columns:
         return frame.apply(_guess)
-    frame.columns = pd.Index([name for name, _ in columns])
     read = [
         _numbers(frame.iloc[:, k], f"column {name!r} of {path}") if kind in _NUMBERS else frame.iloc[:, k]
         for k, (name, kind) in enumerate(columns)

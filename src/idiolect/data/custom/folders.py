@@ -6,8 +6,8 @@ import difflib
 import json
 import logging
 import os
-from collections import Counter
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
+from contextlib import ExitStack
 from pathlib import Path
 from typing import Any
 
@@ -17,36 +17,34 @@ import pyarrow.parquet as pq
 
 from idiolect.core import shared_memory
 from idiolect.core.arrow_tables import open_parquet, read_parquet
-from idiolect.core.errors import InputError
+from idiolect.core.errors import InputError, option
 from idiolect.core.files import about_backslashes
 from idiolect.core.import_path import is_dotted
-from idiolect.core.option_spec import split_names
+from idiolect.core.objectives import TaskName
+from idiolect.data.custom.archives import GZIP, ZIP, unpacked
 from idiolect.data.custom.arff import arff
-from idiolect.data.custom.columns import find_target, listed
+from idiolect.data.custom.columns import listed
+from idiolect.data.custom.form import NAMELESS, form_of
 from idiolect.data.custom.hub import HUB_NAME, ON_HUB, from_disk, from_hub, reason
-from idiolect.data.custom.images import SUFFIXES, EncodedImage
+from idiolect.data.custom.image_folders import TABLES, TEXT_FILES, by_levels, images_in, in_memory, metadata_of
+from idiolect.data.custom.images import EncodedImage
 from idiolect.data.custom.inside import Within
 from idiolect.data.custom.json_lines import jsonl
-from idiolect.data.custom.parts import Part, are_splits, assemble, choose_splits, from_arrow, is_split, read_dataset
+from idiolect.data.custom.parts import Part, assemble, from_arrow, read_dataset, together
 from idiolect.data.custom.plays import read_play
 from idiolect.data.custom.programs import from_program
-from idiolect.data.custom.text_files import PICTURES, Roles, looks_like_data, no_header, read_csvs
+from idiolect.data.custom.several import folder_of, is_pattern, matches, names_of, say, tables_in
+from idiolect.data.custom.splits import are_splits, choose_splits, is_split
+from idiolect.data.custom.text_files import PICTURES, Roles, check_target, read_csvs
 from idiolect.data.custom.texts import Reading
-from idiolect.data.datasets.dataset import Source, TaskName
+from idiolect.data.datasets.dataset import Source
 from idiolect.data.text.encoders import Encoder
 
 log = logging.getLogger(__name__)
 
-TEXT_FILES = (".csv", ".tsv")
-TABLES = (*TEXT_FILES, ".parquet", ".jsonl", ".arff")
 PLAY = ".txt"
-_NAMELESS = (*TEXT_FILES, ".arff")
-_BESIDE = ("metadata.csv", "labels.csv", "metadata.parquet", "metadata.jsonl")
-_DEEPEST = 8
-_LAYOUTS = (
-    "give images as <folder>/<class>/<image> or <folder>/<client>/<class>/<image>, under train and test if you like, "
-    "or beside a metadata.csv with the column file_name"
-)
+_FILES = (*TABLES, PLAY, GZIP, ZIP)
+_CLIENT = "client"
 
 
 def open_data(
@@ -54,36 +52,49 @@ def open_data(
     *,
     target: str | None = None,
     client_column: str | None = None,
+    group_column: str | None = None,
     drop: Sequence[str] = (),
     resize: str | int | None = None,
     task: TaskName | None = None,
     text: str | None = None,
     tokens: str | Encoder | None = None,
     max_tokens: int | None = None,
+    header: str | None = None,
     columns: str | None = None,
+    missing: str | None = None,
+    layout: str | None = None,
     outside: bool = False,
 ) -> Source:
     """Read a file, a folder or a name on the Hugging Face hub.
 
     Args:
-        where: a table (.csv, .tsv, .parquet, .jsonl, .arff), of images too; a play (.txt); a folder of train and test
-            tables, or of images, ``<class>/<image>`` or ``<client>/<class>/<image>`` with or without train and test
-            above, or beside a metadata.csv or labels.csv whose column file_name names them; one of ``datasets``;
+        where: a table (.csv, .tsv, .data, .parquet, .jsonl, .arff), of images too; a play (.txt); a folder of train and
+            test tables, or of images, ``<class>/<image>`` or ``<client>/<class>/<image>`` with or without train and
+            test above, or beside a metadata.csv or labels.csv whose column file_name names them; several tables with
+            one client in each, as ``sites/*.csv`` or their folder; one of these in a .gz or .zip; one of ``datasets``;
             ``hf:owner/name`` or ``hf:owner/name:config``, on the hub; or the import path of a function without
             arguments that gives a ``Source``, arrays (x, y) or (x, y, clients), a pandas DataFrame or a data set of
             ``datasets``.
-        target: the column of labels; None for the only one called label, labels, target, class, diagnosis or y. Folders
-            of classes need none.
+        target: the column of labels; None for the only one called label, labels, target, class, diagnosis or y; or a
+            question of two answers, as ``num>0``. Folders of classes need none.
         client_column: the column that says which client each sample belongs to; for folders of clients the name of that
             level, "client" if None. Without one, a partition divides the samples.
+        group_column: the column that says which samples belong together, as those of one patient: a group is never on
+            both sides of a split.
         drop: columns to leave out, such as identifiers; several may be joined by +.
         resize: for images, 32 or "32x24" for width x height in pixels.
-        task: "classification" if the target's many different numbers are classes.
+        task: "classification" or "regression"; None takes many different numbers as numbers to predict, and everything
+            else as classes.
         text: the column of texts to learn from, or several joined by +, which a line end separates then; the other
             columns are not used.
         tokens: what a text is divided into: "words" (the default), "characters", "bytes", or an ``Encoder``.
         max_tokens: of a text that are used, 256 by default; longer texts are cut.
-        columns: names for the columns of a CSV or ARFF file without names, in their order, joined by +.
+        header: "none" where the first line of a CSV or ARFF file is a row; its columns are then called 1, 2, ...
+        columns: names for the columns of such a file, in their order, joined by +.
+        missing: marks of missing values in features beside the usual ones, joined by +; one of a single column as
+            COLUMN=MARK, for example ``chol=0``.
+        layout: what the paths of images say, as ``{class}/{class}/*_{client}``: a name in braces for a part, of several
+            parts with one name all of them, and * for what says nothing.
         outside: whether files in other places are read, which a link in the folder or a name in a table (``file_name``,
             absolute or with ``..``) leads to: only for data from someone you trust.
 
@@ -92,8 +103,9 @@ def open_data(
     """
     drop = [drop] if isinstance(drop, str) else list(drop)
     options: dict[str, Any] = {
-        "target": target, "client_column": client_column, "drop": drop, "resize": resize, "task": task,
-        "reading": Reading(text, tokens, max_tokens), "columns": columns,
+        "target": target, "client_column": client_column, "group_column": group_column, "drop": drop, "resize": resize,
+        "task": task,
+        "reading": Reading(text, tokens, max_tokens), "form": form_of(header, columns, missing), "layout": layout,
     }  # fmt: skip
     try:
         return _open(where, options, outside)
@@ -109,86 +121,127 @@ def open_data(
 def is_program(where: str | Path) -> bool:
     """Whether this is the import path of a function, and not that of a file."""
     path = Path(os.path.expanduser(where))
-    return is_dotted(str(where)) and path.suffix.lower() not in (*TABLES, PLAY) and not os.path.exists(path)
+    is_file = path.suffix.lower() in _FILES and path.suffix != ".data"  # which may be the name of a function
+    return is_dotted(str(where)) and not is_file and not os.path.exists(path)
 
 
 def _open(where: str | Path, options: dict[str, Any], outside: bool) -> Source:
-    path, columns = Path(os.path.expanduser(where)), options.pop("columns")
-    if columns is not None and path.suffix.lower() not in _NAMELESS:
-        raise InputError(f"columns is for files ending in {listed(_NAMELESS)} without names: leave it out")
-    names = () if columns is None else tuple(split_names(columns, ()))
+    path = Path(os.path.expanduser(where))
     if str(where).startswith(ON_HUB):
         name = str(where).removeprefix(ON_HUB)
-        return read_dataset(from_hub(name), name=name, within=None if outside else Within.hub(), **options)
+        return read_dataset(from_hub(name), name=name, within=None if outside else Within.hub(), **_plain(options))
     if is_program(where):
-        return from_program(str(where), **options)
+        return from_program(str(where), **_plain(options))
+    if is_pattern(path):
+        return _of_clients(path, matches(path), folder_of(path), options, outside)
     if not path.exists():
         raise _nothing(path)
-    name = path.stem if path.is_file() else path.resolve().name
+    with unpacked(path) as inside:
+        archive = Path(path.stem).stem if path.suffix.lower() == GZIP else path.stem
+        return _at(inside, options, outside, "" if inside == path else archive)
+
+
+def _at(path: Path, options: dict[str, Any], outside: bool, archive: str = "") -> Source:
+    """A file or a folder; one that was unpacked has the archive's name."""
+    name, is_unpacked = archive or (path.stem if path.is_file() else path.resolve().name), bool(archive)
     within = None if outside else Within(path.parent if path.is_file() else path)
     if path.is_file() and path.suffix.lower() == PLAY:
-        return read_play(path, options)
+        return read_play(path, _plain(options))
     if path.is_file():
-        parts = [_table(path, options, within, _texts([path], options, within, names), names)]
+        parts = [_table(path, options, within, _texts([path], options, within))]
     elif not path.is_dir():
         raise InputError(f"{path} is a pipe or a device, not a file or a folder: save the data in a file and give that")
     elif (path / "dataset_dict.json").exists() or (path / "state.json").exists():
-        return read_dataset(from_disk(path), name=name, within=within, **options)
+        return read_dataset(from_disk(path), name=name, within=within, **_plain(options))
     elif (splits := _split_tables(path)) and not metadata_of(path):
         texts = _texts([file for files in splits for file in files], options, within)
         parts = [_tables(files, options, within, texts) for files in splits]
+    elif (files := tables_in(path)) and not metadata_of(path):
+        return _of_clients(path, files, path, options, outside)
     else:
         places = [path] if metadata_of(path) else _split_folders(path)
+        options["form"].refuse_names()
         if any(map(metadata_of, places)):
             texts = _texts([table for place in places if (table := metadata_of(place))], options, within)
             parts = [beside_metadata(place, options, within, texts) for place in places]
         else:
             options |= {"target": options["target"] or "class", "task": "classification"}  # folders are classes
             parts = [by_levels(place, options, within) for place in places]
-            if "client" in parts[0].frame and options["client_column"] is None:
-                options["client_column"] = "client"
-    return assemble(name, parts, **options)
+            if _CLIENT in parts[0].frame and options["client_column"] is None:
+                options["client_column"] = _CLIENT
+        options = options | {"layout": None}
+    if is_unpacked:
+        parts = [part._replace(pictures=part.pictures and in_memory(part.pictures)) for part in parts]
+    return assemble(name, parts, **_plain(options))
+
+
+def _plain(options: dict[str, Any]) -> dict[str, Any]:
+    """The options without those of layouts.
+
+    Raises:
+        InputError: there is a layout, and nothing that has one.
+    """
+    if options["layout"] is not None:
+        raise InputError("layout is for folders of images: leave it out")
+    return {name: value for name, value in options.items() if name != "layout"}
+
+
+def _of_clients(where: Path, files: list[Path], folder: Path, options: dict[str, Any], outside: bool) -> Source:
+    """Tables with one client in each, whose name is the file's unless the tables have a column of clients."""
+    name = folder.resolve().name
+    with ExitStack() as opened:
+        inside = [opened.enter_context(unpacked(file)) for file in files]
+        within = None if outside else Within(folder, *(new.parent for new in inside if new not in files))
+        texts = _texts(inside, options, within)
+        parts = [_table(file, options, within, texts) for file in inside]
+        owner = options["client_column"] or _CLIENT
+        having = [file for file, part in zip(files, parts, strict=True) if owner in part.frame]
+        if having and options["client_column"] is None:
+            raise InputError(
+                f"{where}: {having[0]} has a column {owner!r}: give {option('client_column', owner)} to take it, or "
+                f"{option('client_column', 'file')} to take the names of the files"
+            )
+        if not having:
+            names = names_of(files)
+            say(where, names)
+            parts = [
+                Part(part.frame.assign(**{owner: client}), part.pictures)
+                for part, client in zip(parts, names, strict=True)
+            ]
+        parts = [together({str(file): part for file, part in zip(files, parts, strict=True)})]
+        return assemble(name, parts, **_plain(options | {"client_column": owner}))
 
 
 # --- tables
 
 
-def _texts(
-    paths: Sequence[Path], options: dict[str, Any], within: Within | None, names: tuple[str, ...] = ()
-) -> dict[Path, pd.DataFrame]:
+def _texts(paths: Sequence[Path], options: dict[str, Any], within: Within | None) -> dict[Path, pd.DataFrame]:
     """Those of some tables that are text files, read together, so that their numbers are read in one way."""
     files = [path for path in paths if path.suffix.lower() in TEXT_FILES]
     if within:
         within.check(files)
     owner, of_texts = options["client_column"], options["reading"].columns is not None
     features = (lambda name: False) if of_texts else None  # then no column is one of numbers
-    texts = [] if owner is None else [owner]
-    return read_csvs(files, Roles(options["target"], texts, options["drop"], features, names=names))
+    texts = [name for name in (owner, options["group_column"]) if name is not None]
+    return read_csvs(files, Roles(options["target"], texts, options["drop"], features, form=options["form"]))
 
 
-def _table(
-    path: Path, options: dict[str, Any], within: Within | None, texts: Mapping[Path, pd.DataFrame],
-    names: Sequence[str] = (),
-) -> Part:  # fmt: skip
+def _table(path: Path, options: dict[str, Any], within: Within | None, texts: Mapping[Path, pd.DataFrame]) -> Part:
     """One table, with an image for each row if it contains images or the names of their files."""
     if within:
         within.check([path])
-    kind = path.suffix.lower()
+    kind, form = path.suffix.lower(), options["form"]
+    if kind not in NAMELESS:
+        form.refuse_names()
     if kind == ".parquet":
         part = parquet(path, options["drop"], within)
     elif kind == ".jsonl":
         part = Part(jsonl(path))
     elif kind == ".arff":
-        part = Part(arff(path, names))
+        part = Part(arff(path, form))
     elif kind in TEXT_FILES:
         frame = texts[path]
-        columns = [str(c) for c in frame]
-        try:
-            find_target(columns, options["target"], str(path))
-        except InputError:
-            if looks_like_data(columns):
-                raise no_header(path, columns) from None
-            raise
+        check_target(path, [str(c) for c in frame], options["target"], form)
         part = Part(frame)
     else:
         raise InputError(
@@ -215,11 +268,7 @@ def _tables(
     files: list[Path], options: dict[str, Any], within: Within | None, texts: Mapping[Path, pd.DataFrame]
 ) -> Part:
     """The shards of one split."""
-    parts = [_table(file, options, within, texts) for file in files]
-    if len({(*part.frame, part.pictures is None) for part in parts}) > 1:
-        raise InputError(f"{listed(files)} have different columns: give all the same columns")
-    pictures = None if parts[0].pictures is None else [one for part in parts for one in part.pictures or ()]
-    return Part(pd.concat([part.frame for part in parts], ignore_index=True), pictures)
+    return together({str(file): _table(file, options, within, texts) for file in files})
 
 
 def parquet(path: Path, drop: list[str], within: Within | None) -> Part:
@@ -274,14 +323,6 @@ def _split_tables(folder: Path) -> list[list[Path]]:
     return [files[:1] for files in files_of.values() if len(files) == 1] if is_single else []
 
 
-# --- folders of images
-
-
-def metadata_of(folder: Path) -> Path | None:
-    """The table in a folder of images that says what they are, or None."""
-    return next((folder / name for name in _BESIDE if (folder / name).is_file()), None)
-
-
 def _split_folders(folder: Path) -> list[Path]:
     """The folders of the training split and of the test split, or the folder itself."""
     names = sorted(p.name for p in folder.iterdir() if p.is_dir() and not p.name.startswith("."))
@@ -304,78 +345,6 @@ def beside_metadata(
     if beside > 0:
         log.warning("%s: %d images are not in %s and are left out", folder, beside, path.name)
     return part
-
-
-def by_levels(folder: Path, options: dict[str, Any], within: Within | None) -> Part:
-    """Images whose folders say their class, and their client if there are two levels."""
-    paths = images_in(folder, within)
-    levels = [path.relative_to(folder).parts[:-1] for path in paths]
-    depths = Counter(map(len, levels))
-    if len(depths) > 1:
-        examples = " and ".join(str(paths[[len(level) for level in levels].index(depth)]) for depth in sorted(depths))
-        raise InputError(f"{folder} has images at different depths ({examples}): {_LAYOUTS}")
-    depth = len(levels[0])
-    if depth not in (1, 2):
-        raise InputError(f"{folder} has images {depth} folders deep (for example {paths[0]}): {_LAYOUTS}")
-    label, client = options["target"], options["client_column"]
-    if client is not None and depth == 1:
-        raise InputError(
-            f"client_column: {folder} has folders for classes but none for clients: give images as "
-            "<folder>/<client>/<class>/<image>, or leave client_column out"
-        )
-    full = {path.parent for path in paths}
-    folders = (path for path in sorted(folder.glob("/".join("*" * depth))) if path.is_dir())
-    empty = [path for path in folders if path not in full and not path.name.startswith(".")]
-    if empty:
-        log.warning("%s: %d folders contain no images and are left out (%s)", folder, len(empty), listed(empty, 3))
-    columns = {label: [level[-1] for level in levels]}
-    if depth == 2:
-        columns = {client or "client": [level[0] for level in levels]} | columns
-    if len(columns) < depth:
-        raise InputError(f"target and client_column are both {label!r}: give the two levels of folders different names")
-    return Part(pd.DataFrame(columns), [EncodedImage(str(path), path) for path in paths])
-
-
-def images_in(folder: Path, within: Within | None) -> list[Path]:
-    """Every image in the folder and below, in order of name.
-
-    Raises:
-        InputError: there is none.
-    """
-    images = []
-    kinds: Counter[str] = Counter()
-    for entry in _files(folder, within):
-        path = Path(entry.path)
-        kind = path.suffix.lower()
-        if not entry.is_file() and path.exists():
-            kinds["pipe, socket or device"] += 1
-        elif kind in SUFFIXES:
-            images.append(path)
-        elif path.name not in _BESIDE:
-            kinds[kind or path.name] += 1
-    counts = listed((f"{count} {kind}" for kind, count in kinds.most_common()), 3)
-    if not images:
-        fix = _LAYOUTS
-        if set(TABLES) & set(kinds):
-            fix = "give one of its tables, or call them train and test, for example train.csv and test.csv"
-        if ".dcm" in kinds:
-            fix = "convert DICOM files to PNG or TIFF"
-        raise InputError(f"{folder} has no images (files: {counts}): {fix}")
-    if kinds:
-        log.warning("%s: files that are not images are left out (%s)", folder, counts)
-    return images
-
-
-def _files(folder: str | Path, within: Within | None, depth: int = 0) -> Iterator[os.DirEntry[str]]:
-    for entry in sorted(os.scandir(folder), key=lambda entry: entry.name):
-        if entry.name.startswith("."):
-            continue
-        if within and entry.is_symlink():
-            within.check([Path(entry.path)])
-        if not entry.is_dir():
-            yield entry
-        elif depth < _DEEPEST:  # a link to a folder above would never end
-            yield from _files(entry.path, within, depth + 1)
 
 
 def _nothing(path: Path) -> InputError:

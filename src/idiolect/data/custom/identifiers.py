@@ -13,7 +13,7 @@ import pandas as pd
 from numpy.typing import NDArray
 from scipy.special import gammaln
 
-from idiolect.core.errors import on_command_line, option
+from idiolect.core.errors import listed, on_command_line, option
 from idiolect.data.custom.columns import MOST_TEXTS
 
 # R samples of all clients
@@ -24,12 +24,18 @@ _OWNERS = re.compile(
     "hospital|site|clinic|centre|center|institution|institute|facility|client|device|station|branch|silo|patient|"
     "subject|person|user|writer"
 )
+_PERSONS = re.compile(
+    "patients?|subjects?|persons?|people|users?|writers?|participants?|individuals?|reviewers?|cases?|mrn"
+)
 _IDENTIFIERS = re.compile("ids?|identifier|uuid|guid|mrn|name|surname|email")
 _STEPS, _RISES = 6.0, 15.0
 """Numbers count as a sequence if chance would order them so once in 10 to the power of this: the first if each is one
 above the one before, else the second."""
 _PAIRS = 12.0  # pairs of equal numbers inside clients that chance would make at least
 _EXCEPT = 0.05  # of all steps, or of these pairs, that may be otherwise, as where two recordings are one client
+_ENOUGH = 20  # known numbers of a client of which a share of zeros says something
+_NEARLY_ALL, _HARDLY = 0.9, 0.1
+"""Shares of zeros: at a client where they may stand for missing values, and in the median over clients."""
 _ROWS = 20_000  # that are looked at
 
 
@@ -93,15 +99,50 @@ def _pairs(value_R: NDArray[Any]) -> float:
     return float((count * (count - 1) / 2).sum())
 
 
+def look_at_zeros(columns: Mapping[str, pd.Series[Any]], code_R: NDArray[np.int64], names: Sequence[str]) -> None:
+    """Warn of clients where 0 may stand for a missing value: nearly all numbers are 0 there, and hardly any elsewhere.
+
+    Args:
+        columns: features by name.
+        code_R: for each row the place of its client among the names.
+        names: of the clients.
+    """
+    for name, values in columns.items():
+        if not pd.api.types.is_numeric_dtype(values) or pd.api.types.is_bool_dtype(values):
+            continue
+        x_R = values.to_numpy(dtype=np.float64, na_value=np.nan)
+        known_R = ~np.isnan(x_R)
+        if not (x_R == 0).any() or np.isin(x_R[known_R], (0, 1)).all():
+            continue
+        known_K = np.bincount(code_R[known_R], minlength=len(names))
+        share_K = np.bincount(code_R[x_R == 0], minlength=len(names)) / np.maximum(known_K, 1)
+        enough_K = known_K >= _ENOUGH
+        is_suspect_K = enough_K & (share_K > _NEARLY_ALL)
+        others_K = share_K[enough_K & ~is_suspect_K]
+        if not len(others_K) or np.median(others_K) > _HARDLY:
+            continue
+        if clients := [names[k] for k in np.flatnonzero(is_suspect_K).tolist()]:
+            log.warning(
+                "column %r is 0 in nearly every row of %s, and hardly ever elsewhere: give %s if 0 stands for a "
+                "missing value", name, listed(clients, 5), option("missing", f"{name}=0"),
+            )  # fmt: skip
+
+
 def drop_of(name: str) -> str:
     """How a column is left out."""
     return option("drop", shlex.quote(name) if on_command_line() else name)
 
 
 def suspects(
-    frame: pd.DataFrame, columns: Sequence[str], owner: str | None, are_features: bool, exempt: Collection[str] = ()
+    frame: pd.DataFrame,
+    columns: Sequence[str],
+    owner: str | None,
+    are_features: bool,
+    exempt: Collection[str] = (),
+    *,
+    grouped: bool = False,
 ) -> tuple[str, ...]:
-    """Warn of columns with names of sites or identifiers; return the others with few, repeated texts.
+    """Warn of columns with names of sites, persons or identifiers; return the others with few, repeated texts.
 
     Args:
         frame: all columns.
@@ -109,6 +150,7 @@ def suspects(
         owner: the client column, if one is given: then no other is looked for.
         are_features: whether the columns become features.
         exempt: those of which was warned before.
+        grouped: whether a column of groups is given: then no other is looked for.
     """
     few = []
     for name in columns:
@@ -123,7 +165,14 @@ def suspects(
             continue
         repeats = different * 2 <= len(values)
         has_such_name = owns or any(map(_IDENTIFIERS.fullmatch, words))
-        if has_such_name and are_features and not repeats:
+        is_person = any(map(_PERSONS.fullmatch, words)) and 1 < different < len(values)
+        if is_person and not grouped and (owner is not None or not repeats):
+            log.warning(
+                "column %r seems to say whose samples are which, and %s: give %s, so that no one is in training and in "
+                "test samples%s", name, f"{len(values) - different} of {len(values)} rows repeat one",
+                option("group_column", name), ", or drop it" if are_features else "",
+            )  # fmt: skip
+        elif has_such_name and are_features and not repeats:
             log.warning(
                 "column %r looks like an identifier and is used as a feature: drop it with %s if it is one",
                 name, drop_of(name),

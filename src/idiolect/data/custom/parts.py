@@ -15,31 +15,32 @@ import torch
 
 from idiolect.core.arrow_tables import to_frame
 from idiolect.core.errors import InputError
+from idiolect.core.objectives import TaskName
 from idiolect.core.option_spec import split_names
-from idiolect.data.custom import images, tables
+from idiolect.data.custom import dates, images, tables
 from idiolect.data.custom.columns import (
     check_frame,
     codes,
     columns_to_drop,
     find,
-    find_target,
-    labels,
     listed,
+    targets_in,
     without_nan,
 )
-from idiolect.data.custom.identifiers import look_at_numbers, suspects
+from idiolect.data.custom.form import Form, form_of
+from idiolect.data.custom.identifiers import look_at_numbers, look_at_zeros, suspects
 from idiolect.data.custom.images import EncodedImage
 from idiolect.data.custom.inside import Within
 from idiolect.data.custom.names import look
+from idiolect.data.custom.questions import answered
+from idiolect.data.custom.splits import choose_splits
+from idiolect.data.custom.target import target_of
 from idiolect.data.custom.texts import Reading
 from idiolect.data.custom.windows import list_columns, windows
-from idiolect.data.datasets.dataset import Column, Encoding, Source, TaskName
+from idiolect.data.datasets.dataset import Column, Encoding, Source
 from idiolect.data.text.encoders import Encoder
 
 log = logging.getLogger(__name__)
-
-_TRAIN = ("train", "training")
-_TEST = ("test", "testing", "validation", "valid", "val", "dev")
 
 
 class Part(NamedTuple):
@@ -54,11 +55,13 @@ def from_frame(
     *,
     target: str | None = None,
     client_column: str | None = None,
+    group_column: str | None = None,
     drop: Sequence[str] = (),
     task: TaskName | None = None,
     text: str | None = None,
     tokens: str | Encoder | None = None,
     max_tokens: int | None = None,
+    missing: str | Sequence[str] | None = None,
     name: str = "table",
     test: pd.DataFrame | None = None,
 ) -> Source:
@@ -69,14 +72,19 @@ def from_frame(
 
     Args:
         frame: one row for each sample.
-        target: the column of labels; None for the only one called label, labels, target, class, diagnosis or y.
+        target: the column of labels or of numbers to predict, or several columns of numbers joined by +; None for the
+            only one called label, labels, target, class, diagnosis or y; or a question of two answers, as ``num>0``.
         client_column: the column that says which client each sample belongs to; else a partition divides the samples.
+        group_column: the column that says which samples belong together, as those of one patient: a group is never on
+            both sides of a split.
         drop: columns to leave out, such as identifiers; several may be joined by +.
-        task: "classification" if the target's many different numbers are classes.
+        task: "classification" or "regression"; None takes many different numbers as numbers to predict, and everything
+            else as classes.
         text: the column of texts to learn from, or several joined by +, which a line end separates then; the other
             columns are not used.
         tokens: what a text is divided into: "words" (the default), "characters", "bytes", or an ``Encoder``.
         max_tokens: of a text that are used, 256 by default; longer texts are cut.
+        missing: marks of missing values in features, joined by +; one of a single column as ``chol=0``.
         name: what to call the data set.
         test: an official test split, with the same columns.
 
@@ -84,8 +92,10 @@ def from_frame(
         InputError: a column is missing or cannot be used as asked, or no feature is left.
     """
     parts = [Part(_with_names(f)) for f in ((frame,) if test is None else (frame, test))]
-    reading = Reading(text, tokens, max_tokens)
-    return assemble(name, parts, target=target, client_column=client_column, drop=drop, task=task, reading=reading)
+    return assemble(
+        name, parts, target=target, client_column=client_column, group_column=group_column, drop=drop, task=task,
+        reading=Reading(text, tokens, max_tokens), form=form_of(missing=missing),
+    )  # fmt: skip
 
 
 def from_dataset(
@@ -93,6 +103,7 @@ def from_dataset(
     *,
     target: str | None = None,
     client_column: str | None = None,
+    group_column: str | None = None,
     image_column: str | None = None,
     drop: Sequence[str] = (),
     resize: str | int | None = None,
@@ -100,30 +111,37 @@ def from_dataset(
     text: str | None = None,
     tokens: str | Encoder | None = None,
     max_tokens: int | None = None,
+    missing: str | Sequence[str] | None = None,
     name: str = "dataset",
 ) -> Source:
     """A data set from a ``Dataset`` of Hugging Face, or from train and test (else two splits) of a ``DatasetDict``.
 
     Args:
         dataset: images in one column, or a table, of texts too.
-        target: the column of labels; None for the only one called label, labels, target, class, diagnosis or y.
+        target: the column of labels or of numbers to predict, or several columns of numbers joined by +; None for the
+            only one called label, labels, target, class, diagnosis or y; or a question of two answers, as ``num>0``.
         client_column: the column that says which client each sample belongs to; else a partition divides the samples.
+        group_column: the column that says which samples belong together, as those of one patient: a group is never on
+            both sides of a split.
         image_column: the column of images, if there are several.
         drop: columns to leave out.
         resize: of images, 32 or "32x24" for width x height in pixels.
-        task: "classification" if the target's many different numbers are classes.
+        task: "classification" or "regression"; None takes many different numbers as numbers to predict, and everything
+            else as classes.
         text: the column of texts to learn from, or several joined by +, which a line end separates then; the other
             columns are not used.
         tokens: what a text is divided into: "words" (the default), "characters", "bytes", or an ``Encoder``.
         max_tokens: of a text that are used, 256 by default; longer texts are cut.
+        missing: marks of missing values in features, joined by +; one of a single column as ``chol=0``.
         name: what to call the data set.
 
     Raises:
         InputError: a column is missing or cannot be used as asked, or an image cannot be read.
     """
     return read_dataset(
-        dataset, target=target, client_column=client_column, image_column=image_column, drop=drop, resize=resize,
-        task=task, reading=Reading(text, tokens, max_tokens), name=name,
+        dataset, target=target, client_column=client_column, group_column=group_column,
+        image_column=image_column, drop=drop, resize=resize,
+        task=task, reading=Reading(text, tokens, max_tokens), form=form_of(missing=missing), name=name,
     )  # fmt: skip
 
 
@@ -132,11 +150,13 @@ def read_dataset(
     *,
     target: str | None = None,
     client_column: str | None = None,
+    group_column: str | None = None,
     image_column: str | None = None,
     drop: Sequence[str] = (),
     resize: str | int | None = None,
     task: TaskName | None = None,
     reading: Reading = Reading(),  # noqa: B008  immutable
+    form: Form = Form(),  # noqa: B008  immutable
     name: str = "dataset",
     within: Within | None = None,
 ) -> Source:
@@ -158,8 +178,9 @@ def read_dataset(
         classes = {column: kind.names for column, kind in split.features.items() if getattr(kind, "names", None)}
         parts.append(from_arrow(table, classes, where, image_column=image_column, drop=drop, within=within))
     return assemble(
-        name, parts, target=target, client_column=client_column, drop=drop, resize=resize, task=task, reading=reading
-    )
+        name, parts, target=target, client_column=client_column, group_column=group_column, drop=drop,
+        resize=resize, task=task, reading=reading, form=form,
+    )  # fmt: skip
 
 
 def from_arrow(
@@ -212,55 +233,30 @@ def from_arrow(
     return Part(_with_names(frame.drop(columns=[c for c in frame if str(c).startswith("__index_level_")])), pictures)
 
 
-def choose_splits(names: Sequence[str], where: str) -> tuple[str, str | None]:
-    """The names of the training split and of the test split: train and test, else the first two."""
-    train = next((n for n in names if n.lower() in _TRAIN), names[0])
-    rest = [n for n in names if n != train]
-    test = next((n for usual in _TEST for n in rest if n.lower() == usual), rest[0] if rest else None)
-    others = [n for n in rest if n != test]
-    if others or (test and test.lower() != "test"):
-        beside = f"; not used: {listed(others)}" if others else ""
-        log.warning("%s: %s is the training split and %s the test split%s", where, train, test, beside)
-    return train, test
-
-
-def is_split(name: str) -> bool:
-    """Whether this is a usual name of a split."""
-    return name.lower() in (*_TRAIN, *_TEST)
-
-
-def are_splits(names: Sequence[str]) -> bool:
-    """Whether the names are those of splits and one is the training split."""
-    return any(name.lower() in _TRAIN for name in names) and all(map(is_split, names))
-
-
 def assemble(
     name: str,
     parts: Sequence[Part],
     *,
     target: str | None = None,
     client_column: str | None = None,
+    group_column: str | None = None,
     drop: Sequence[str] = (),
     resize: str | int | None = None,
     task: TaskName | None = None,
     reading: Reading = Reading(),  # noqa: B008  immutable
+    form: Form = Form(),  # noqa: B008  immutable
 ) -> Source:
     """One or two parts, training before test, as a ``Source``."""
     reading.check()
     size = images.parse_size(resize)
-    frame = _join(name, parts)
+    frame = answered(form.known(_join(name, parts)), target, name)
     columns = [str(c) for c in frame]
     texts = reading.names(columns, name)
-    label = find_target(columns, target, name)
+    goal = targets_in(columns, target, name)
     owner = None if client_column is None else find(columns, client_column, "client_column", name)
     out = columns_to_drop(columns, [drop] if isinstance(drop, str) else drop, name)
-    if owner == label or {label, owner} & set(out):
-        raise InputError(f"target {label}, client_column {owner} and drop {listed(out)} must be different columns")
-    if {label, owner, *out} & set(texts):
-        of_texts = f"text {listed(texts)}"
-        raise InputError(
-            f"target {label}, client_column {owner}, drop {listed(out)} and {of_texts} must be different columns"
-        )
+    group = None if group_column is None else find(columns, group_column, "group_column", name)
+    _check_roles({"target": goal, "client_column": [owner], "group_column": [group], "drop": out, "text": texts})
     pictures = [picture for part in parts for picture in part.pictures or ()]
     is_table = parts[0].pictures is None and not texts
     if parts[0].pictures is None and size:
@@ -268,19 +264,24 @@ def assemble(
     if parts[0].pictures is not None and texts:
         raise InputError(f"text: {name} has images, and a sample is either an image or a text: leave text out")
 
-    y_R, class_names = labels(frame[label], f"target {label!r} of {name}", task, table=is_table)
-    look(f"target {label!r} of {name}", "class", y_R, class_names)
+    whats = {column: f"target {column!r} of {name}" for column in goal}
+    y_R, class_names, targets = target_of({c: frame[c] for c in goal}, whats, task, table=is_table)
     owners = {}
     if owner is not None:
         owner_R = frame[owner].astype(object)  # so that even the values of a categorical column are sorted
         owners[owner] = Column(*codes(owner_R, f"client_column {owner!r} of {name}"))
         look(f"client_column {owner!r} of {name}", "client", owners[owner].code_R, owners[owner].names)
-    beside = [c for c in columns if c not in {label, owner, *out, *texts}]
-    group_R = (owners[owner].code_R if owner else 0) * len(parts) + np.repeat(
+    if group is not None:
+        owners[group] = Column(*codes(frame[group].astype(object), f"group_column {group!r} of {name}"))
+    beside = [c for c in columns if c not in {*goal, owner, group, *out, *texts}]
+    frame = form.known_features(frame, beside)
+    part_R = (owners[owner].code_R if owner else 0) * len(parts) + np.repeat(
         np.arange(len(parts)), [len(part.frame) for part in parts]
     )
-    counters = look_at_numbers({c: frame[c] for c in beside}, group_R, clients=owner is not None) if is_table else set()
-    few = suspects(frame, beside, owner, is_table, counters)
+    counters = look_at_numbers({c: frame[c] for c in beside}, part_R, clients=owner is not None) if is_table else set()
+    if is_table and owner is not None:
+        look_at_zeros({c: frame[c] for c in beside}, owners[owner].code_R, owners[owner].names)
+    few = suspects(frame, beside, owner, is_table, counters, grouped=group is not None)
     encodings: tuple[Encoding, ...] = ()
     tokens, channels = None, tuple[str, ...]()
     if texts:
@@ -288,7 +289,8 @@ def assemble(
     elif is_table and list_columns(frame, beside):
         x_R, channels = windows(frame, beside, name), tuple(beside)
     elif is_table:
-        encodings = tables.fit_table(frame[beside], name)
+        frame, beside, further = dates.expanded(frame, beside)
+        encodings = tables.fit_table(frame[beside], name, further)
         x_R = tables.encode(encodings, frame)
     else:
         x_R = images.read(pictures, size, name)
@@ -303,35 +305,69 @@ def assemble(
         train_rows=len(parts[0].frame),
         columns=owners,
         client_column=owner,
+        group_column=group,
         encodings=encodings,
         few=few,
         sizes=tokens.size if tokens else 0,
         tokens=tokens,
         channels=channels,
+        targets=targets,
     )
 
 
-def _join(name: str, parts: Sequence[Part]) -> pd.DataFrame:
-    for part in parts:
+def _check_roles(columns: Mapping[str, Sequence[str | None]]) -> None:
+    """Check that no column has two roles.
+
+    Raises:
+        InputError: one has.
+    """
+    roles: dict[str, list[str]] = {}
+    for role, names in columns.items():
+        for name in names:
+            if name is not None:
+                roles.setdefault(name, []).append(role)
+    if twice := next((name for name, several in roles.items() if len(several) > 1), None):
+        every = [f"{role} {listed([n for n in names if n])}" for role, names in columns.items() if any(names)]
+        raise InputError(f"{listed(every, between=' and ')} must be different columns, and {twice!r} is in two")
+
+
+def together(parts: Mapping[str, Part]) -> Part:
+    """Tables by name, such as those of several clients or the shards of one split, as one.
+
+    Raises:
+        InputError: they have different columns, or numbers in one and texts in another.
+    """
+    (first_name, first), *rest = parts.items()
+    for name, part in parts.items():
         check_frame(part.frame, name)
-    first, *rest = parts
-    for part in rest:
+    for name, part in rest:
         other = {str(column) for column in first.frame.columns.symmetric_difference(part.frame.columns)}
         if other or (first.pictures is None) != (part.pictures is None):
             raise InputError(
-                f"{name}: training and test split differ in the columns {listed(sorted(other) or ['of images'])}: give "
-                "both the same columns, or drop these"
+                f"{first_name} and {name} differ in the columns {listed(sorted(other) or ['of images'])}: give both "
+                "the same columns, or drop these"
             )
-        for column in first.frame:
-            kinds = [pd.api.types.is_numeric_dtype(p.frame[column].dropna().infer_objects()) for p in (first, part)]
-            full = all(p.frame[column].notna().any() for p in (first, part))
-            if full and len(set(kinds)) > 1:
-                raise InputError(
-                    f"{name}: column {column!r} has numbers in one split and texts in the other: make both the same"
-                )
+    for column in first.frame:
+        kinds = {name: _is_numeric(part.frame[column]) for name, part in parts.items()}
+        number, text = (next((n for n, kind in kinds.items() if kind is wanted), None) for wanted in (True, False))
+        if number is not None and text is not None:
+            raise InputError(f"column {column!r} has numbers in {number} and texts in {text}: make both the same")
+    pictures = None if first.pictures is None else [one for part in parts.values() for one in part.pictures or ()]
     if not rest:
-        return first.frame
-    return pd.concat([first.frame, *(part.frame[list(first.frame)] for part in rest)], ignore_index=True)
+        return first
+    frames = [part.frame[list(first.frame)] for part in parts.values()]
+    return Part(pd.concat(frames, ignore_index=True), pictures)
+
+
+def _is_numeric(values: pd.Series[Any]) -> bool | None:
+    """Whether a column has numbers; None where it has no values."""
+    known = values.dropna().infer_objects()
+    return bool(pd.api.types.is_numeric_dtype(known)) if len(known) else None
+
+
+def _join(name: str, parts: Sequence[Part]) -> pd.DataFrame:
+    names = (name,) if len(parts) == 1 else (f"{name}: the training split", "the test split")
+    return together(dict(zip(names, parts, strict=True))).frame
 
 
 def _with_names(frame: pd.DataFrame) -> pd.DataFrame:

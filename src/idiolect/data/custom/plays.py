@@ -14,6 +14,7 @@ import torch
 from numpy.typing import NDArray
 
 from idiolect.core.errors import InputError
+from idiolect.data.custom.form import Form
 from idiolect.data.custom.text_files import decode
 from idiolect.data.custom.texts import Reading
 from idiolect.data.datasets.dataset import Column, Source
@@ -101,6 +102,8 @@ def read_play(path: Path, options: Mapping[str, Any]) -> Source:
     """
     reading: Reading = options["reading"]
     others = {**options, "text": reading.columns, "tokens": reading.tokens, "reading": None}
+    form: Form = others.pop("form")
+    others |= {"columns": form.names, "header": form.nameless, "missing": form.missing}
     if given := [name for name, value in others.items() if value]:
         raise InputError(f"{given[0]} is for tables and images, and {path} is a play: leave it out")
     text = decode(path).replace("\r\n", "\n")

@@ -9,17 +9,25 @@ import pandas as pd
 from idiolect.core.errors import InputError
 from idiolect.core.import_path import by_path
 from idiolect.data.custom.arrays import from_arrays
+from idiolect.data.custom.form import Form
 from idiolect.data.custom.parts import from_dataset, from_frame
 from idiolect.data.custom.texts import Reading
 from idiolect.data.datasets.dataset import Source
 
 
-def from_program(path: str, *, reading: Reading = Reading(), **options: Any) -> Source:  # noqa: B008  immutable
+def from_program(
+    path: str,
+    *,
+    reading: Reading = Reading(),  # noqa: B008  immutable
+    form: Form = Form(),  # noqa: B008  immutable
+    **options: Any,
+) -> Source:
     """The data that the function at an import path returns, called without arguments.
 
     Args:
         path: such as ``my_package.my_data``.
         reading: what of a frame or a data set is text, and how texts become ids.
+        form: of which only the marks of missing values are for a frame or a data set.
         options: the others of ``open_data``; for a frame or a data set.
 
     Raises:
@@ -37,12 +45,14 @@ def from_program(path: str, *, reading: Reading = Reading(), **options: Any) -> 
     except (Exception, SystemExit) as error:
         raise InputError(f"data {path} fails ({type(error).__name__}: {error}): fix the function") from error
     of_texts: dict[str, Any] = {"tokens": reading.tokens, "max_tokens": reading.most}
+    form.refuse_names()
+    missing = list(form.missing)
     if isinstance(data, pd.DataFrame):
         table_options = {k: v for k, v in options.items() if k != "resize"}
-        return from_frame(data, name=path, text=reading.columns, **of_texts, **table_options)
+        return from_frame(data, name=path, text=reading.columns, missing=missing, **of_texts, **table_options)
     if any(hasattr(one, "features") for one in (data.values() if isinstance(data, dict) else [data])):
-        return from_dataset(data, name=path, text=reading.columns, **of_texts, **options)
-    if set_ := [k for k, v in {**options, "text": reading.columns}.items() if v and k != "task"]:
+        return from_dataset(data, name=path, text=reading.columns, missing=missing, **of_texts, **options)
+    if set_ := [k for k, v in {**options, "text": reading.columns, "missing": missing}.items() if v and k != "task"]:
         raise InputError(f"{set_[0]} is for tables and image files, and {path} returns arrays: leave it out")
     if isinstance(data, Source):
         return data

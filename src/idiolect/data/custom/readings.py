@@ -12,6 +12,7 @@ from numpy.typing import NDArray
 
 _MOST = 0.5  # the share of a column's different texts that say what it is
 
+_WORDS = 4  # of a sentence, at least
 _LONGEST = 60  # characters of a text that is looked at
 
 # In English, German, French, Spanish, Italian, Portuguese and Dutch.
@@ -125,6 +126,15 @@ def are_pairs(texts: Sequence[str]) -> bool:
     (True, False, False)
     """
     return _mostly(texts, _PAIR.fullmatch)
+
+
+def are_sentences(texts: Sequence[str]) -> bool:
+    """Whether most of some different texts have four words or more.
+
+    >>> are_sentences(["seen for a cough", "no pain since last week"]), are_sentences(["type 2", "not reported"])
+    (True, False)
+    """
+    return sum(len(text.split()) >= _WORDS for text in texts) > _MOST * len(texts)
 
 
 def _mostly(texts: Sequence[str], match: Callable[[str], re.Match[str] | None]) -> bool:

@@ -10,7 +10,7 @@ import re
 from collections import deque
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
-from contextlib import suppress
+from contextlib import ExitStack, suppress
 from functools import partial
 from itertools import islice
 from pathlib import Path
@@ -27,17 +27,23 @@ from idiolect.core.errors import InputError
 from idiolect.core.files import about_backslashes
 from idiolect.core.processor import cores
 from idiolect.data.custom import folders
+from idiolect.data.custom.archives import is_archive, unpacked
 from idiolect.data.custom.arff import arff
 from idiolect.data.custom.columns import check_frame
+from idiolect.data.custom.form import Form, check_names
 from idiolect.data.custom.hub import reason
+from idiolect.data.custom.image_folders import TABLES, TEXT_FILES, by_levels, images_in, in_memory, metadata_of
 from idiolect.data.custom.images import SUFFIXES, EncodedImage
 from idiolect.data.custom.inside import Within
 from idiolect.data.custom.json_lines import jsonl
 from idiolect.data.custom.numbers import MISSING, Evidence, Marks, fit, fit_commas
-from idiolect.data.custom.parts import Part, from_arrow
+from idiolect.data.custom.parts import Part, from_arrow, together
+from idiolect.data.custom.several import is_pattern, matches
 from idiolect.data.custom.text_files import (
     EXCEL,
+    SPACES,
     Roles,
+    check_target,
     convert,
     looks_like_data,
     marks_of,
@@ -67,7 +73,8 @@ def whole(*places: str | Path, target: str | None, drop: Sequence[str] = (), rol
     The target of folders of classes is the column "class", unless another name is given.
 
     Args:
-        places: tables or folders; numbers are read in one way in all of them.
+        places: tables or folders, which may be compressed, or patterns such as ``visits-*.csv``; numbers are read in
+            one way in all of them.
         target: the column of labels.
         drop: columns that are not used.
         roles: of the columns of text files; by default all others are features.
@@ -76,28 +83,41 @@ def whole(*places: str | Path, target: str | None, drop: Sequence[str] = (), rol
         InputError: there is nothing of the kind, or it cannot be read.
     """
     options: dict[str, Any] = {"target": target, "client_column": None, "drop": list(drop), "resize": None}
-    paths = [_place(place) for place in places]
-    tables = [path for path in paths if path.is_file() and path.suffix.lower() in folders.TEXT_FILES]
-    texts = read_csvs(tables, roles or Roles(target, drop=drop))
-    return [_whole(path, options, texts) for path in paths]
+    roles = roles or Roles(target, drop=drop)
+    with ExitStack() as opened:
+        files_of = [{str(path): opened.enter_context(unpacked(path)) for path in _places(place)} for place in places]
+        every = [file for files in files_of for file in files.values()]
+        texts = read_csvs([file for file in every if file.is_file() and file.suffix.lower() in TEXT_FILES], roles)
+        parts = [
+            together({name: _whole(file, options, texts, roles.form) for name, file in files.items()})
+            for files in files_of
+        ]
+        return [part._replace(pictures=part.pictures and _kept(part.pictures, places)) for part in parts]
 
 
-def _whole(path: Path, options: dict[str, Any], texts: Mapping[Path, pd.DataFrame]) -> Part:
+def _kept(pictures: list[EncodedImage], places: Sequence[str | Path]) -> list[EncodedImage]:
+    """Images that are still there when archives are packed again."""
+    return in_memory(pictures) if any(is_archive(Path(place)) for place in places) else pictures
+
+
+def _whole(path: Path, options: dict[str, Any], texts: Mapping[Path, pd.DataFrame], form: Form) -> Part:
     within = Within(path.parent if path.is_file() else path)
     if path in texts:
+        check_target(path, [str(c) for c in texts[path]], options["target"], form)
         return Part(texts[path])
     if path.is_file():
-        return _file(path, within)
-    if folders.metadata_of(path):
-        return folders.beside_metadata(path, options, within)
-    return folders.by_levels(path, options | {"target": options["target"] or "class"}, within)
+        return _file(path, within, form)
+    if metadata_of(path):
+        return folders.beside_metadata(path, options | {"form": form}, within)
+    return by_levels(path, options | {"target": options["target"] or "class"}, within)
 
 
 def some(where: str | Path, size: int, roles: Roles, numbers: Callable[[str], bool]) -> Iterator[Part]:
     """The samples of a table or a folder of images, about ``size`` at a time, in order.
 
     Args:
-        where: a table (.csv, .tsv, .parquet, .jsonl, .arff), or a folder of images, in folders or not.
+        where: a table (.csv, .tsv, .data, .parquet, .jsonl, .arff), a folder of images, in folders or not, one of these
+            in a .gz or .zip, or a pattern of tables; then a column "file" says which.
         size: samples at a time.
         roles: of the columns of a text file.
         numbers: says of a column's name whether it holds numbers.
@@ -105,10 +125,17 @@ def some(where: str | Path, size: int, roles: Roles, numbers: Callable[[str], bo
     Raises:
         InputError: there is nothing of the kind, or it cannot be read.
     """
-    path = _place(where)
+    paths = _places(where)
+    for path in paths:
+        with unpacked(path) as inside:
+            for part in _some(inside, size, roles, numbers):
+                yield part if len(paths) == 1 else part._replace(frame=part.frame.assign(file=path.name))
+
+
+def _some(path: Path, size: int, roles: Roles, numbers: Callable[[str], bool]) -> Iterator[Part]:
     within = Within(path.parent if path.is_file() else path)
     if path.is_dir():
-        files = folders.images_in(path, within)
+        files = images_in(path, within)
         for start in range(0, len(files), size):
             pictures = [EncodedImage(str(file), file) for file in files[start : start + size]]
             yield Part(pd.DataFrame(index=range(len(pictures))), pictures)
@@ -116,14 +143,19 @@ def some(where: str | Path, size: int, roles: Roles, numbers: Callable[[str], bo
         yield from _parquet(path, size, within)
     elif path.suffix.lower() == ".jsonl":
         yield from _lines(path, size)
-    elif path.suffix.lower() in folders.TEXT_FILES:
+    elif path.suffix.lower() in TEXT_FILES:
         yield from _csv(path, roles, numbers)
     else:
-        yield _file(path, within)
+        yield _file(path, within, roles.form)
 
 
-def _place(where: str | Path) -> Path:
+def _places(where: str | Path) -> list[Path]:
+    """The files that a pattern means, or the file or folder at a path."""
     path = Path(os.path.expanduser(where))
+    return matches(path) if is_pattern(path) else [_place(path)]
+
+
+def _place(path: Path) -> Path:
     if not path.exists():
         fix = about_backslashes(path) or "give a table or a folder of images"
         raise InputError(f"there is no file or folder {path}: {fix}")
@@ -132,17 +164,17 @@ def _place(where: str | Path) -> Path:
     return path
 
 
-def _file(path: Path, within: Within) -> Part:
+def _file(path: Path, within: Within, form: Form) -> Part:
     kind = path.suffix.lower()
     if kind == ".parquet":
         return folders.parquet(path, [], within)
     if kind == ".jsonl":
         return Part(jsonl(path))
     if kind == ".arff":
-        return Part(arff(path))
+        return Part(arff(path, form))
     if kind in SUFFIXES:
         return Part(pd.DataFrame(index=range(1)), [EncodedImage(str(path), path)])
-    raise InputError(f"{path} is not a table that idiolect reads: give one of {', '.join(folders.TABLES)}")
+    raise InputError(f"{path} is not a table that idiolect reads: give one of {', '.join(TABLES)}")
 
 
 def _parquet(path: Path, size: int, within: Within) -> Iterator[Part]:
@@ -179,15 +211,23 @@ def _csv(path: Path, roles: Roles, numbers: Callable[[str], bool]) -> Iterator[P
     if not text.strip() or "\0" in text or EXCEL.match(text):
         yield Part(read_csv(path, roles))
         return
-    separator = separator_of(text)
+    separator, form = separator_of(text, path), roles.form
+    if separator == SPACES or any("=" in mark for mark in form.missing):  # which Arrow has no options for
+        yield Part(read_csv(path, roles))
+        return
     names = [str(c).strip() for c in pd.read_csv(io.StringIO(text), sep=separator, nrows=0, dtype=str).columns]
-    if looks_like_data(names):
+    if form.nameless:
+        if form.names:
+            check_names(form.names, len(names), path)
+        names = form.names_for(len(names))
+    elif looks_like_data(names):
         raise no_header(path, names)
     check_frame(pd.DataFrame(columns=names, index=[0]), str(path))
     parsing = ParseOptions(delimiter=separator, newlines_in_values='"' in text)
     parse = _in_parallel if "\n" in text and not parsing.newlines_in_values else _in_order
 
     features = roles.feature_columns(names)
+    missing = (*MISSING, *form.missing)
     number_columns = [name for name in features if numbers(name)]
     is_started = False
 
@@ -197,13 +237,13 @@ def _csv(path: Path, roles: Roles, numbers: Callable[[str], bool]) -> Iterator[P
         Numbers with a decimal comma stay texts where Arrow cannot read them.
         """
         types = {name: pa.float64() if name in floats else pa.string() for name in names}
-        how = partial(ConvertOptions, null_values=MISSING, strings_can_be_null=False, decimal_point=decimal)
+        how = partial(ConvertOptions, null_values=missing, strings_can_be_null=False, decimal_point=decimal)
         ways = [how(column_types=types)]
         if decimal != ".":
             ways.append(how(column_types=dict.fromkeys(names, pa.string())))
-        for table in parse(path, names, parsing, ways):
+        for table in parse(path, names, parsing, ways, 0 if form.nameless else 1):
             text_columns = [name for name in names if pa.types.is_string(table.schema.field(name).type)]
-            texts = {name: _strip(table.column(name), name in features) for name in text_columns}
+            texts = {name: _strip(table.column(name), missing if name in features else ("",)) for name in text_columns}
             columns = {name: texts[name] if name in texts else table.column(name) for name in names}
             yield to_frame(pa.table(columns), split_blocks=True)
 
@@ -234,10 +274,10 @@ def _csv(path: Path, roles: Roles, numbers: Callable[[str], bool]) -> Iterator[P
         yield Part(read_csv(path, roles))
 
 
-def _strip(column: pa.ChunkedArray, feature: bool) -> pa.ChunkedArray:
+def _strip(column: pa.ChunkedArray, missing: Sequence[str]) -> pa.ChunkedArray:
     """Stripped texts, null where missing."""
     text = pc.utf8_trim_whitespace(column)
-    return pc.if_else(pc.is_in(text, pa.array(MISSING if feature else ("",), pa.string())), None, text)
+    return pc.if_else(pc.is_in(text, pa.array(missing, pa.string())), None, text)
 
 
 def _is_plain(path: Path, head: str, separator: str, numbers: Collection[str]) -> bool:
@@ -262,10 +302,10 @@ def _is_plain(path: Path, head: str, separator: str, numbers: Collection[str]) -
 
 
 def _in_order(
-    path: Path, names: list[str], parsing: ParseOptions, ways: Sequence[ConvertOptions]
+    path: Path, names: list[str], parsing: ParseOptions, ways: Sequence[ConvertOptions], head: int
 ) -> Iterator[pa.RecordBatch]:
     """Any text file, as one whose cells hold several lines; while one block is used, the next is parsed."""
-    reading = ReadOptions(use_threads=False, block_size=_BLOCK, column_names=names, skip_rows=1)
+    reading = ReadOptions(use_threads=False, block_size=_BLOCK, column_names=names, skip_rows=head)
     with pyarrow.csv.open_csv(path, reading, parsing, ways[0]) as file, ThreadPoolExecutor(1) as reader:
         items = iter(file)
         coming = reader.submit(next, items, None)
@@ -275,7 +315,7 @@ def _in_order(
 
 
 def _in_parallel(
-    path: Path, names: list[str], parsing: ParseOptions, ways: Sequence[ConvertOptions]
+    path: Path, names: list[str], parsing: ParseOptions, ways: Sequence[ConvertOptions], head: int
 ) -> Iterator[pa.Table]:
     """A text file whose lines are rows: every core parses a block of them, a few blocks ahead of what is used.
 
@@ -291,7 +331,8 @@ def _in_parallel(
 
     several = min(_CORES, cores())
     with path.open("rb") as file, ThreadPoolExecutor(several) as pool:
-        file.readline()  # the names
+        for _ in range(head):
+            file.readline()  # the names
         coming: deque[Future[pa.Table]] = deque()
         for lines in _lines_of(file):
             coming.append(pool.submit(parse, lines))

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import logging
 import sys
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
@@ -13,7 +14,7 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from idiolect.core.errors import InputError
+from idiolect.core.errors import InputError, option
 from idiolect.data.custom import readings
 from idiolect.data.custom.columns import MOST_TEXTS, NUMBER, by_value, codes, listed, missing, shift_of, text_of
 from idiolect.data.custom.names import alike
@@ -32,34 +33,47 @@ _TIMES = ("datetime64", "datetime", "date", "timedelta64", "timedelta", "time", 
 # --- features
 
 
-def fit_table(frame: pd.DataFrame, where: str) -> tuple[Encoding, ...]:
+def fit_table(frame: pd.DataFrame, where: str, without_gaps: Collection[str] = ()) -> tuple[Encoding, ...]:
     """How the columns of a table become features.
 
     Numbers stay as they are, NaN if missing, and texts become one 0/1 feature for each text. If float32 cannot tell the
     numbers of a column apart, such as 100000000 and 100000001, its median is subtracted.
 
     A column of numbers with gaps also gives the 0/1 feature "<column> is missing"; a column of texts with gaps the
-    feature "<column>=missing". Columns with only one value are left out.
+    feature "<column>=missing"; not those named ``without_gaps``. Columns with only one value are left out, and so are
+    those of free text, which is said.
 
     Raises:
-        InputError: a column holds dates, lists or too many texts, a number is infinite, or no feature is left.
+        InputError: a column holds dates that are not understood, lists or too many texts, a number is infinite, or no
+            feature is left.
     """
-    every = fit_columns(frame)
+    every = fit_columns(frame, without_gaps)
     informative = tuple(encoding for encoding in every if encoding.features)
-    if constant := [encoding.name for encoding in every if not encoding.features]:
+    if constant := [one.name for one in every if not one.features and not is_free_text(frame[one.name])]:
         log.warning("%s: columns with only one value are left out: %s", where, listed(constant))
     if not informative:
         raise InputError(f"{where} has no feature besides target and client: keep a column with different values")
     return informative
 
 
-def fit_columns(frame: pd.DataFrame) -> tuple[Encoding, ...]:
-    """As ``fit_table``, for every column; one with only one value gives no feature.
+def fit_columns(frame: pd.DataFrame, without_gaps: Collection[str] = ()) -> tuple[Encoding, ...]:
+    """As ``fit_table``, for every column; one with only one value, or of free text, gives no feature.
 
     Raises:
-        InputError: a column holds dates, lists or too many texts, or a number is infinite.
+        InputError: a column holds dates that are not understood, lists or too many texts, or a number is infinite.
     """
-    return tuple(_fit(values, str(name)) for name, values in frame.items())
+    every = [_fit(values, str(name)) for name, values in frame.items()]
+    return tuple(replace(one, gaps=False) if one.name in without_gaps else one for one in every)
+
+
+def is_free_text(values: pd.Series[Any]) -> bool:
+    """Whether a column has sentences that hardly repeat, as notes do: no categories."""
+    if pd.api.types.infer_dtype(values, skipna=True) not in _TEXTS:
+        return False
+    known = values[~missing(values)].astype(object)
+    different = known.map(text_of).unique().tolist()
+    few = len(different) <= MOST_TEXTS and 2 * len(different) <= len(known)
+    return bool(different) and not few and readings.are_sentences(different)
 
 
 def encode(encodings: Sequence[Encoding], frame: pd.DataFrame | Mapping[str, pd.Series[Any]]) -> Tensor:
@@ -127,6 +141,12 @@ def _fit_text(values: pd.Series[Any], name: str) -> Encoding:
     _, names = codes(values[~missing_R].astype(object), f"column {name!r}")
     if readings.are_dates(names):
         raise _dates(name)
+    if is_free_text(values):
+        log.warning(
+            "column %r has free text and is left out: give %s to learn from it in place of the other columns, or drop "
+            "it", name, option("text", name),
+        )  # fmt: skip
+        return Encoding(name, value=False)
     texts = [text for text in names if not NUMBER.fullmatch(text)]
     seems = _seems(names, isinstance(values.dtype, pd.CategoricalDtype))
     if len(names) > MOST_TEXTS:
@@ -214,4 +234,7 @@ def _row(values: pd.Series[Any], texts: list[str]) -> int:
 
 
 def _dates(name: str, such: str = "") -> InputError:
-    return InputError(f"column {name!r} has dates or times{such}: drop it, or convert it to a number such as days")
+    return InputError(
+        f"column {name!r} has dates or times{such} that are not understood: write them as 2024-01-31 or 2024-01-31 "
+        "08:30, leave cells empty where there is none, or drop the column"
+    )

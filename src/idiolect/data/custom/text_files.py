@@ -15,8 +15,10 @@ import pandas as pd
 
 from idiolect.core.errors import InputError, option
 from idiolect.core.option_spec import split_names
-from idiolect.data.custom.columns import NUMBER, check_frame, find_target, listed
+from idiolect.data.custom.columns import NUMBER, check_frame, find_target, listed, targets_in
+from idiolect.data.custom.form import Form, check_names
 from idiolect.data.custom.numbers import INFINITE, MISSING, PLAIN, Evidence, Marks, fit, numbers, plain, readings_of
+from idiolect.data.custom.questions import question_in
 
 # R rows, N cells of all columns, C columns
 
@@ -25,6 +27,8 @@ log = logging.getLogger(__name__)
 EXCEL = re.compile(r"sep=(.)\r?\n")
 """A first line that Excel understands."""
 _ZEROS = re.compile(r"^([+-]?\d+)\.0*$")
+SPACES = r"\s+"
+"""The separator of a table whose cells stand between spaces."""
 PICTURES = "file_name"
 """The column of the paths of images."""
 
@@ -39,7 +43,7 @@ class Roles(NamedTuple):
         features: says of a column's name whether it is a feature; None for all others.
         scale_of: of features the mean and the standard deviation, to choose where nothing else decides how numbers are
             written.
-        names: of all columns, for files whose first line is a row; () for files with a line of names.
+        form: how the files are written.
     """
 
     target: str | None = None
@@ -47,7 +51,7 @@ class Roles(NamedTuple):
     drop: Sequence[str] = ()
     features: Callable[[str], bool] | None = None
     scale_of: Callable[[str], tuple[float, float] | None] | None = None
-    names: Sequence[str] = ()
+    form: Form = Form()
 
     def label(self, columns: Sequence[str]) -> str | None:
         """The target column, if there is one."""
@@ -61,6 +65,13 @@ class Roles(NamedTuple):
         out = [name for text in self.drop for name in split_names(text, columns)]
         rest = [name for name in columns if name not in (self.label(columns), *self.texts, *out)]
         return [name for name in rest if self.features is None or self.features(name)]
+
+    def missing(self, columns: Sequence[str], features: Collection[str]) -> dict[str, tuple[str, ...]]:
+        """The texts by which a value of a column is missing: of every feature, and of others that have marks."""
+        by = self.form.marks(columns)
+        usual = (*MISSING, *by.pop(None, []))
+        own = {name: ("", *marks) for name, marks in by.items() if name is not None}
+        return own | {name: (*usual, *own.get(name, ())) for name in features}
 
 
 class _Cells(NamedTuple):
@@ -89,12 +100,14 @@ def read_csvs(paths: Sequence[Path], roles: Roles) -> dict[Path, pd.DataFrame]:
         InputError: a file is not text, has no rows or no line of names, or a line has too many cells; or columns
             contradict each other about the marks.
     """
-    files = [_cells(path, roles.names) for path in paths]
+    files = [_cells(path, roles.form) for path in paths]
     evidence, bits, targets = Evidence(), [], set()
     for file in files:
-        label, features = roles.label(list(file.columns)), roles.feature_columns(list(file.columns))
-        for name in features:
-            file.columns[name] = without_missing(file.columns[name])
+        columns = list(file.columns)
+        label, features = roles.label(columns), roles.feature_columns(columns)
+        missing_of = roles.missing(columns, features)
+        for name, marks in missing_of.items():
+            file.columns[name] = without_missing(file.columns[name], marks)
         candidates = {name: file.columns[name] for name in (*features, label) if name is not None}
         bits_C = readings_by(candidates)
         bits.append(dict(zip(candidates, bits_C, strict=True)))
@@ -116,9 +129,9 @@ def marks_of(
     return evidence.marks(where, separators, targets, scales)
 
 
-def without_missing(column: pd.Series[Any]) -> pd.Series[Any]:
-    """A feature's texts with NaN where one says that the value is missing."""
-    return column.mask(column.isin(MISSING))
+def without_missing(column: pd.Series[Any], marks: Collection[str] = MISSING) -> pd.Series[Any]:
+    """A column's texts with NaN where one says that the value is missing."""
+    return column.mask(column.isin(marks))
 
 
 def readings_by(columns: Mapping[str, pd.Series[Any]]) -> list[int]:
@@ -152,11 +165,11 @@ def convert(
     return result
 
 
-def _cells(path: Path, known: Sequence[str]) -> _Cells:
+def _cells(path: Path, form: Form) -> _Cells:
     text = decode(path)
     excel = EXCEL.match(text)
     text = text[excel.end() :] if excel else text
-    separator = excel[1] if excel else separator_of(text)
+    separator = excel[1] if excel else separator_of(text, path)
     how: dict[str, Any] = {"sep": separator, "header": None, "dtype": str, "skipinitialspace": True}
     how |= {"keep_default_na": False, "na_values": [""]}
     try:
@@ -165,13 +178,16 @@ def _cells(path: Path, known: Sequence[str]) -> _Cells:
     except (pd.errors.ParserError, pd.errors.EmptyDataError) as error:
         reason = str(error).strip().rpartition("error: ")[2].lower()
         raise InputError(f"{path} is not a table ({reason}): give every line one cell for each name") from error
-    if known:
-        check_names(known, raw.shape[1], path)
-    header = list(known) or ["" if pd.isna(name) else str(name).strip() for name in names.iloc[0]]
+    if form.names:
+        check_names(form.names, raw.shape[1], path)
+    if form.nameless:
+        header = form.names_for(raw.shape[1])
+    else:
+        header = ["" if pd.isna(name) else str(name).strip() for name in names.iloc[0]]
     places = [i for i, name in enumerate(header) if name]
     if len(places) < len(header):
         log.warning("%s: %d columns without a name are left out", path, len(header) - len(places))
-    frame = raw.iloc[0 if known else 1 :, places].dropna(how="all")
+    frame = raw.iloc[0 if form.nameless else 1 :, places].dropna(how="all")
     frame.columns = pd.Index([header[i] for i in places])
     if frame.columns.has_duplicates and looks_like_data(header):
         raise no_header(path, header)
@@ -186,21 +202,24 @@ def _cells(path: Path, known: Sequence[str]) -> _Cells:
     )
 
 
-def check_names(names: Sequence[str], width: int, path: Path) -> None:
-    """Check that names for a table without names are as many as its columns, and different.
-
-    Raises:
-        InputError: they are not.
-    """
-    if len(names) != width:
-        raise InputError(f"columns has {len(names)} names, and {path} has {width} columns: name each, in their order")
-    if "" in names or len(set(names)) < len(names):
-        raise InputError(f"columns: give each column of {path} a name of its own")
-
-
 def looks_like_data(names: list[str]) -> bool:
     """Whether a line of column names looks like a row."""
     return any(NUMBER.fullmatch(name) for name in names)
+
+
+def check_target(path: Path, columns: list[str], target: str | None, form: Form) -> None:
+    """Check that a file has the target, or the column that it asks of.
+
+    Raises:
+        InputError: it has not; where its first line looks like a row, this is said.
+    """
+    try:
+        if question_in(target, columns, str(path)) is None:
+            targets_in(columns, target, str(path))
+    except InputError:
+        if looks_like_data(columns) and not form.nameless:
+            raise no_header(path, columns) from None
+        raise
 
 
 def no_header(path: Path, names: list[str]) -> InputError:
@@ -208,8 +227,8 @@ def no_header(path: Path, names: list[str]) -> InputError:
     numbers = sum(NUMBER.fullmatch(name) is not None for name in names)
     what = f"a line of which {numbers} of {len(names)} cells are numbers"
     return InputError(
-        f"{path} begins with {what}, which looks like data: add a first line of column names, or name the columns with "
-        f"{option('columns')}, joined by +"
+        f"{path} begins with {what}, which looks like data: add a first line of column names, name the columns with "
+        f"{option('columns')}, joined by +, or give {option('header', 'none')} to call them 1, 2, ..."
     )
 
 
@@ -233,10 +252,15 @@ def decode(path: Path) -> str:
         return content.decode("latin-1")
 
 
-def separator_of(text: str) -> str:
-    """What separates the cells of a table: the comma, semicolon, tab or bar that is most frequent in its first line."""
+def separator_of(text: str, path: Path) -> str:
+    """What separates the cells of a table: the comma, semicolon, tab or bar that is most frequent in its first line.
+
+    In a .data file without any of these, spaces do.
+    """
     plain = re.sub(r'"(?:[^"]|"")*"', "", text[:100_000])
     first = next(filter(str.strip, plain.splitlines()), "")
+    if path.suffix.lower() == ".data" and not any(mark in first for mark in ",;\t|"):
+        return SPACES
     return max(",;\t|", key=first.count)
 
 

@@ -11,14 +11,15 @@ import numpy as np
 
 from idiolect.core import keys
 from idiolect.core.defaults import USUAL_CLIENTS
-from idiolect.core.errors import InputError, nearest
+from idiolect.core.errors import InputError, nearest, option
 from idiolect.core.import_path import by_path
 from idiolect.core.option_spec import Spec, check
 from idiolect.data.datasets.dataset import Source
 from idiolect.data.partitions import flower
 from idiolect.data.partitions.allocation import Rows, Split
+from idiolect.data.partitions.apart import Splitting, divide_apart
 from idiolect.data.partitions.flower import Partitioner
-from idiolect.data.partitions.registry import PARTITIONS
+from idiolect.data.partitions.registry import BY_CLASS, PARTITIONS
 from idiolect.data.partitions.sizes import draw_sizes
 
 
@@ -60,9 +61,10 @@ def follows_a_column(spec: Spec) -> bool:
 
 
 def divide(
-    source: Source, partition: Spec | Partitioner, clients: int | None, seed: int, sizes: Sequence[int]
-) -> Split:
-    """Divide a source by a partition, with training sizes if they are given.
+    source: Source, partition: Spec | Partitioner, clients: int | None, seed: int, sizes: Sequence[int],
+    way: Splitting = Splitting(),  # noqa: B008  immutable
+) -> Split:  # fmt: skip
+    """Divide a source by a partition, with training sizes if they are given, and groups on one side each.
 
     Raises:
         InputError: as for ``partition_of``, or the partition fails or returns something that cannot be used.
@@ -80,12 +82,18 @@ def divide(
             partitioner, more = flower.made(function, options, clients or USUAL_CLIENTS)
             split = flower.from_flower(partitioner, source, clients, rng, **more)
         else:
+            if source.targets is not None and name in BY_CLASS:
+                raise InputError(
+                    f"partition {name} divides classes, and this target is a number: take iid, or natural with "
+                    f"{option('client_column')}"
+                )
             count = clients or (None if follows_a_column(partition) else USUAL_CLIENTS)
             has_sizes = bool(sizes and count and "sizes_K" in inspect.signature(function).parameters)
             more = {"sizes_K": draw_sizes(sizes, count, draw)} if has_sizes and count else {}
             call = partial(function, source, count, rng, **more, **options)
             split = call() if name in PARTITIONS else _guarded(call, name)
     _check_split(split, clients, len(source.y_R), name)
+    split = divide_apart(split, source, way, keys.generator(seed, "groups"))
     return _capped(split, draw_sizes(sizes, len(split.train), draw), name) if sizes and not has_sizes else split
 
 

@@ -110,7 +110,8 @@ class Vectorised:
         if self._rows is None or self._rows[0] is not job.data:
             self._rows = None  # before the next ones use their memory
             try:
-                self._rows = job.data, tree.map(lambda a: a.to(self.device), job.data.x_R), job.data.y_R.to(self.device)
+                x_R = tree.map(lambda a: a.to(self.device), job.data.x_R)
+                self._rows = job.data, x_R, job.data.target_R.to(self.device)
             except torch.cuda.OutOfMemoryError:
                 size = f"{tree.nbytes(job.data.x_R) / 1e9:.1f} GB"
                 what = f"the samples of {job.data.name} ({size}) do not fit in the memory of {self.device}"
@@ -158,6 +159,7 @@ class Chunks:
     def __init__(self, job: Job, engine: Vectorised, x_R: Tree, y_R: Tensor) -> None:
         self.seconds, self._engine, self._device = 0.0, engine, engine.device
         self._runner, self._x_R, self._y_R = ClientRunner(job), x_R, y_R
+        self._group_R = tree.map(lambda a: a.to(self._device), job.data.groups)
         self._fits: dict[Phase, Fit] = {}
         self._measures = self._device.type == "cuda" and engine.chunk is None
         self._graphs: dict[Any, Graph] = {}
@@ -333,7 +335,7 @@ class Chunks:
         key = self._keys("evaluate", round, ids)
         with self._engine.arithmetic("evaluate"), naming_refusal("personalise"):
             personal = self._put(vmap_of(method.personalise, (_OWN, axis, _ROW, 0))(down, client, train, key))
-        empty = torch.zeros(0, data.classes)
+        empty = torch.zeros(0, data.outputs)
         results: list[Any] = [
             self._runner.measure(round, i, empty) if not len(rows[k]) else None for k, i in enumerate(ids)
         ]
@@ -379,7 +381,9 @@ class Chunks:
         self._engine.real += int(count_K.sum())
         times = (0, 0) if round is None else (round, self._runner.job.rounds)
         now, last = torch.tensor(times, device=self._device)
-        return Data(self._x_R, self._y_R, row_KN.to(self._device), real_KN.to(self._device), now, last)
+        return Data(
+            self._x_R, self._y_R, row_KN.to(self._device), real_KN.to(self._device), now, last, self._group_R
+        )  # fmt: skip
 
 
 class Fit(NamedTuple):

@@ -24,7 +24,7 @@ class Graph:
 
     def __init__(self, function: Callable[..., Tree], inputs: Tree, pool: Any) -> None:
         flat, build = tree.flatten(inputs)
-        rows = tree.leaves((inputs[2].x_R, inputs[2].y_R))
+        rows = tree.leaves((inputs[2].x_R, inputs[2].y_R, inputs[2].group_R))
         self._inputs = build([a if any(a is r for r in rows) else a.clone() for a in flat])  # those of all stay
         stream = torch.cuda.Stream()  # type: ignore[no-untyped-call]
         stream.wait_stream(torch.cuda.current_stream())

@@ -2,41 +2,45 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+import dataclasses
+from collections.abc import Collection, Iterator, Sequence
 from pathlib import Path
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import numpy as np
 import pandas as pd
 import torch
 from torch import Tensor
 
-from idiolect.core import keys
 from idiolect.core.errors import InputError
 from idiolect.core.inputs import is_integer
+from idiolect.core.objectives import TaskName
 from idiolect.data import FederatedData
-from idiolect.data.custom import images, streaming, tables
+from idiolect.data.custom import dates, images, streaming, tables
 from idiolect.data.custom.columns import check_amounts, codes, columns_to_drop, find_target
+from idiolect.data.custom.form import Form
 from idiolect.data.custom.identifiers import look_at_numbers
 from idiolect.data.custom.names import look
 from idiolect.data.custom.parts import Part
+from idiolect.data.custom.questions import answered
 from idiolect.data.custom.text_files import Roles
 from idiolect.data.custom.texts import Reading, joined
 from idiolect.data.custom.windows import list_columns, windows
-from idiolect.data.datasets.dataset import Encoding, TaskName
+from idiolect.data.datasets.dataset import Encoding
+from idiolect.data.partitions.apart import Splitting, splitting_of
+from idiolect.data.text.encoders import Ids
 from idiolect.data.text.tokens import Tokens, filled_up, tokens_of
-from idiolect.data.validation import check_share, held_out
+from idiolect.data.text.tokens import look as look_at_texts
+from idiolect.deploy.groups import group_numbers, group_of
 from idiolect.deploy.samples import Reader, labels
 from idiolect.deploy.schema import Inputs, Scale, TokensPart
 from idiolect.deploy.units import scale_of
 from idiolect.federation.data.agreement import Agreement, Offer, Sums, data_of
+from idiolect.federation.data.division import divide
 from idiolect.studies import Study
 from idiolect.studies.backbones import encoder_of
 
 # N samples of this site, F features or channels, C classes
-
-TEST = 0.2
-"""The share of a site's samples that it tests on, unless it gives test samples of its own."""
 
 SAID = 20
 """Numbers of a column, neither missing nor 0, from which a site says how large they are."""
@@ -54,6 +58,8 @@ class SiteSamples(NamedTuple):
     test_N: Tensor
     validation_N: Tensor = torch.empty(0, dtype=torch.int64)
     """Numbers of the samples that are kept for validation; none of them is a training sample."""
+    group_N: Tensor | None = None
+    """Which samples belong together, int64; None where each stands for itself."""
     raw_N: Tensor | None = None
     """Where there are features, what they are made of, as stored."""
 
@@ -68,10 +74,12 @@ class SiteFiles:
 
     Args:
         where: a table, or a folder of images.
-        target: the column of labels; folders of classes need none.
+        target: the column of labels, or a question as ``num>0``; folders of classes need none.
         test: further samples to test on; None takes a fifth of all, drawn at random.
         drop: columns to leave out.
         as_is: columns whose numbers are right although they look like those of another unit.
+        form: how the tables are written.
+        group_column: the column that says which samples belong together; else the study's, if it is there.
 
     Raises:
         InputError: the files cannot be read, or lack the columns.
@@ -79,8 +87,11 @@ class SiteFiles:
 
     def __init__(
         self, where: str | Path, *, target: str | None = None, test: str | Path | None = None,
-        drop: Sequence[str] = (), as_is: Sequence[str] = (),
+        drop: Sequence[str] = (), as_is: Sequence[str] = (), form: Form = Form(),  # noqa: B008  immutable
+        group_column: str | None = None,
     ) -> None:  # fmt: skip
+        self._form, self._group_column = form, group_column
+        self._groups: dict[str | None, str | None] = {}
         self.where, self._as_is, self._target, self._drop = str(where), tuple(as_is), target, drop
         self._places = (where, *([test] if test is not None else []))
         self._parts = self._read(None)
@@ -89,18 +100,40 @@ class SiteFiles:
         self._read_texts: list[Part] = []
 
     def _read(self, roles: Roles | None) -> list[Part]:
+        roles = (roles or Roles(self._target, drop=self._drop))._replace(form=self._form)
         parts = streaming.whole(*self._places, target=self._target, drop=self._drop, roles=roles)
-        return [_without(part, self._drop, str(place)) for part, place in zip(parts, self._places, strict=True)]
+        return [self._known(part, str(place)) for part, place in zip(parts, self._places, strict=True)]
+
+    def _known(self, part: Part, where: str) -> Part:
+        """A part without the columns to leave out and marks of missing values, and with the answers to the target."""
+        part = _without(part._replace(frame=self._form.known(part.frame)), self._drop, where)
+        frame = answered(part.frame, self._target, where)
+        features = {str(c) for c in frame} - {str(self._target)}
+        return part._replace(frame=self._form.known_features(frame, features))
 
     def __len__(self) -> int:
         return sum(len(part.frame) for part in self._parts)
 
-    def offer(self, task: TaskName | None = None, reading: Reading = Reading()) -> Offer:  # noqa: B008  immutable
+    def group(self, usual: str | None) -> str | None:
+        """The column that says which samples belong together, if there is one; ``usual`` is the study's.
+
+        Raises:
+            InputError: there is no such column.
+        """
+        if usual not in self._groups:
+            frame, label = self._parts[0].frame, self._labels[0]
+            self._groups[usual] = group_of(frame, label, self._group_column, usual, self.where, "the study")
+        return self._groups[usual]
+
+    def offer(
+        self, task: TaskName | None = None, reading: Reading = Reading(), group: str | None = None  # noqa: B008
+    ) -> Offer:  # fmt: skip
         """What the site says of them before anything is agreed.
 
         Args:
             task: that of the study; "classification" says that many different numbers of the target are classes.
             reading: which columns the study takes as texts, and how these become ids.
+            group: the study's column of groups, which is no feature.
 
         Raises:
             InputError: a column cannot be a feature, a label is missing, or the target looks like an amount.
@@ -114,7 +147,7 @@ class SiteFiles:
         reading.check()
         if reading.columns is not None:
             tokens = tokens_of(reading.tokens, reading.most, self._text_columns(reading))
-            self._texts(tokens, 0)  # which finds what is no text
+            look_at_texts(self._ids(tokens, 0), tokens, self.where, advice=False)
             how = TokensPart(columns=tokens.columns, encoder=tokens.encoder.name, most=tokens.most)
             return Offer(kind="texts", shape=(tokens.most,), tokens=how, classes=tuple(sorted(names)))
         if train.pictures is None:
@@ -122,13 +155,14 @@ class SiteFiles:
         if train.pictures is not None:
             shape = tuple(self._pixels()[0].shape[1:])
             return Offer(kind="images", shape=shape, classes=tuple(sorted(names)))
-        rest = train.frame.drop(columns=label)
+        rest = train.frame.drop(columns=[label, *filter(None, [self.group(group)])])
         channels = tuple(str(c) for c in rest)
         if list_columns(rest, channels):
             shape = tuple(windows(rest, channels, self.where).shape[1:])
             return Offer(kind="windows", shape=shape, channels=channels, classes=tuple(sorted(names)))
         look_at_numbers({str(c): rest[c] for c in rest}, np.zeros(len(rest), np.int64), clients=False)
-        columns = tuple(_columns(rest))
+        rest, names_of_features, further = dates.expanded(rest, [str(c) for c in rest])
+        columns = tuple(_columns(rest[names_of_features], further))
         scales = tuple(self._scale(rest, column) for column in columns)
         return Offer(kind="table", columns=columns, scales=scales, classes=tuple(sorted(names)))
 
@@ -140,12 +174,12 @@ class SiteFiles:
             raise InputError(f"text: {self.where} {what}, and this study learns from texts: give a table with both")
         return names
 
-    def _texts(self, tokens: Tokens, k: int) -> Tensor:
-        """The ids (N, L) of a part's texts."""
+    def _ids(self, tokens: Tokens, k: int) -> list[Ids]:
+        """The ids of each of a part's texts."""
         if not self._read_texts:
             self._read_texts = self._read(Roles(self._target, drop=self._drop, features=lambda name: False))
         texts = joined(self._read_texts[k].frame, tokens.columns, self.where)
-        return filled_up(tokens.encoder.encode(texts), tokens.encoder, tokens.most)
+        return tokens.encoder.encode(texts)
 
     def _scale(self, frame: pd.DataFrame, column: Encoding) -> Scale:
         if column.kind != "number" or column.name in self._as_is:
@@ -153,37 +187,33 @@ class SiteFiles:
         return scale_of(frame[column.name].to_numpy(dtype=np.float64, na_value=np.nan), SAID)
 
     def encode(
-        self, inputs: Inputs, classes: Sequence[str], seed: int, number: int, *, look: bool, validation: float = 0.0
-    ) -> SiteSamples:
+        self, inputs: Inputs, classes: Sequence[str], seed: int, number: int, *, look: bool, validation: float = 0.0,
+        group: str | None = None, way: Splitting = Splitting(),  # noqa: B008  immutable
+    ) -> SiteSamples:  # fmt: skip
         """The samples in an agreed form; ``look`` says if numbers that look like those of another unit are refused.
 
         ``validation`` is the share of the training samples that is kept for validation, drawn as in a simulation.
+        ``group`` is the study's column of groups, and ``way`` how it divides samples.
 
         Raises:
-            InputError: they do not fit it, or the share leaves none to train on.
+            InputError: they do not fit it, or cannot be divided so.
         """
-        x, y = [], []
+        x, y, column = [], [], self.group(group)
         for k, (part, label) in enumerate(zip(self._parts, self._labels, strict=True)):
             y.append(torch.from_numpy(labels(part.frame[label], classes, self.where)))
-            x.append(self._features(k, inputs, label, look))
-        if len(x) == 2:
-            train_N, test_N = np.arange(len(x[0])), np.arange(len(x[0]), len(x[0]) + len(x[1]))
-        else:
-            count = len(x[0])
-            if count < 2:
-                raise InputError(f"{self.where} has one sample: give two or more, to train and to test on")
-            order_N = keys.generator(seed, number, "samples").permutation(count)
-            tested = min(count - 1, max(1, round(TEST * count)))
-            train_N, test_N = order_N[tested:], order_N[:tested]
-        x_N, y_N, valid_N = torch.cat(x), torch.cat(y), np.zeros(0, np.int64)
-        if validation:
-            check_share(validation, len(train_N), self.where)
-            at_N = held_out(y_N.numpy()[train_N], validation, seed, number)
-            valid_N, train_N = train_N[at_N], np.delete(train_N, at_N)
-        parts = (torch.from_numpy(part_N) for part_N in (train_N, test_N, valid_N))
-        return SiteSamples(x_N, y_N, *parts)
+            x.append(self._features(k, inputs, [label, *filter(None, [column])], look))
+        x_N, y_N, group_N = torch.cat(x), torch.cat(y), None
+        if column is not None:
+            values = pd.concat([part.frame[column] for part in self._parts], ignore_index=True)
+            group_N = group_numbers(values, column, self.where)
+        parts = divide(
+            [len(part) for part in x], y_N.numpy(), None if group_N is None else group_N.numpy(), way, validation,
+            seed=seed, number=number, where=self.where,
+        )  # fmt: skip
+        train_N, test_N, validation_N = map(torch.from_numpy, parts)
+        return SiteSamples(x_N, y_N, train_N, test_N, validation_N, group_N)
 
-    def _features(self, k: int, inputs: Inputs, label: str, look: bool) -> Tensor:
+    def _features(self, k: int, inputs: Inputs, beside: Sequence[str], look: bool) -> Tensor:
         part = self._parts[k]
         if part.pictures is not None:
             x_N = self._pixels()[k]
@@ -193,12 +223,14 @@ class SiteFiles:
         if inputs.tokens is not None:
             if absent := [name for name in inputs.tokens.columns if name not in part.frame]:
                 raise InputError(f"{self.where} has no column {absent[0]!r}, which this study learns from: add it")
-            return self._texts(inputs.tokens.tokens, k)
-        frame = part.frame.drop(columns=label)
+            tokens = inputs.tokens.tokens
+            return filled_up(self._ids(tokens, k), tokens.encoder, tokens.most)
+        frame = part.frame.drop(columns=list(beside))
         if inputs.channels:
             return Reader(inputs, self.where).encode(Part(frame))
         if look:
             return Reader(inputs, self.where, as_is=self._as_is).encode(Part(frame))
+        frame, _ = dates.with_parts(frame, [c.name for c in inputs.columns])
         if absent := [c.name for c in inputs.columns if c.name not in frame]:
             raise InputError(f"{self.where} has no column {absent[0]!r}, which the sites agreed on: add it")
         return tables.encode(inputs.columns, frame)
@@ -214,6 +246,12 @@ def reading_of(study: Study) -> Reading:
     return Reading(study.text, encoder_of(study), study.max_tokens)
 
 
+def division_of(study: Study) -> dict[str, Any]:
+    """How a study divides a site's samples, as ``SiteFiles.encode`` takes it."""
+    way = splitting_of(study.split)
+    return {"validation": study.protocol.validation, "group": study.group_column, "way": way}
+
+
 def _without(part: Part, drop: Sequence[str], where: str) -> Part:
     """A part without some columns."""
     if not len(part.frame):
@@ -222,9 +260,11 @@ def _without(part: Part, drop: Sequence[str], where: str) -> Part:
     return Part(part.frame.drop(columns=out), part.pictures)
 
 
-def _columns(frame: pd.DataFrame) -> Iterator[Encoding]:
+def _columns(frame: pd.DataFrame, further: Collection[str]) -> Iterator[Encoding]:
     """How each column becomes features; other sites may have more texts than the only one here."""
-    for column in tables.fit_columns(frame):
+    for column in tables.fit_columns(frame, further):
+        if tables.is_free_text(frame[column.name]):
+            continue
         values = frame[column.name].dropna()
         if not column.features and len(values) and isinstance(values.iloc[0], str):
             yield Encoding(column.name, "text", codes(values, f"column {column.name!r}")[1])
@@ -255,4 +295,5 @@ def alone(samples: SiteSamples, agreement: Agreement, number: int, name: str) ->
         tuple(part_N if k == number else none for k in clients)
         for part_N in (samples.train_N, samples.test_N, samples.validation_N)
     )
-    return data_of(agreement, name, samples.x_N, samples.y_N, train, test, validation)
+    data = data_of(agreement, name, samples.x_N, samples.y_N, train, test, validation)
+    return dataclasses.replace(data, group_R=samples.group_N)

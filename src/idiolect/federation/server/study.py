@@ -20,8 +20,8 @@ from idiolect.studies.method_use import Use
 from idiolect.studies.study_file import settings_of_file
 
 _ONLY_HERE = (
-    "dataset", "data", "data_dir", "target", "client_column", "drop", "resize", "columns", "partition", "clients",
-    "sizes", "keep", "shifts", "new_clients", "new_shifts", "attacks",
+    "dataset", "data", "data_dir", "target", "client_column", "drop", "resize", "header", "columns", "missing",
+    "layout", "partition", "clients", "sizes", "keep", "shifts", "new_clients", "new_shifts", "attacks",
 )  # fmt: skip
 """Settings of a study that say what data a simulation has: at sites their owners decide."""
 
@@ -99,6 +99,8 @@ def study_for(path: Path, federation: str) -> SiteStudy:
         raise InputError(
             f"{path}: {extras[0]} is for a simulation, and here each site has its own data: leave {extras[0]} out"
         )
+    if study.task == "regression":
+        raise InputError(f"{path}: task regression is for a simulation as yet, and sites learn classes: leave task out")
     for setting, code in study.imports().items():
         raise InputError(f"{path}: {setting} {code} is code of its own, which no site imports: take a built-in one")
     if is_frozen(study):

@@ -15,7 +15,7 @@ from idiolect.deploy.bundle import Bundle, Personal, log_probabilities
 from idiolect.deploy.join import Candidates, ship
 from idiolect.deploy.samples import Samples
 from idiolect.engines.threads import OneThread
-from idiolect.federation.data.samples import SiteFiles, SiteSamples
+from idiolect.federation.data.samples import SiteFiles, SiteSamples, division_of
 from idiolect.federation.site.personal_model import SiteModel, fingerprint
 
 
@@ -45,7 +45,10 @@ def join(model: SiteModel, samples: SiteFiles, out: Path, *, ships: harm.Name | 
             "with its state folder, or export that"
         )
     seen = model if ready.raw_N is None else model.on_features()
-    down, rows = seen.model().down, Data(ready.x_N, ready.y_N, ready.train_N, torch.ones(len(ready.train_N)))
+    ones_N, group_R = torch.ones(len(ready.train_N)), () if ready.group_N is None else ready.group_N
+    rows = Data(ready.x_N, ready.y_N, ready.train_N, ones_N, group_R=group_R)
+    group_N = None if ready.group_N is None else ready.group_N[ready.test_N]
+    down = seen.model().down
 
     def client_of(name: harm.Name, client: Tree) -> Tree:
         with blame(f"the {name} model, {len(ready.train_N)} samples"):
@@ -60,8 +63,8 @@ def join(model: SiteModel, samples: SiteFiles, out: Path, *, ships: harm.Name | 
             name: log_probabilities(Personal(down, client), seen.methods[name], x_N).double()
             for name, client in clients.items()
         }
-        candidates = Candidates(clients, harm.choice_of(logp, y_N, seen.key("folds")))
-    return ship(model, candidates, Samples(x_N, y_N), out, name=model.cell.site, ships=ships)
+        candidates = Candidates(clients, harm.choice_of(logp, y_N, seen.key("folds"), group_N))
+    return ship(model, candidates, Samples(x_N, y_N, group_N), out, name=model.cell.site, ships=ships)
 
 
 def _own(model: SiteModel, samples: SiteFiles) -> SiteSamples:
@@ -69,7 +72,7 @@ def _own(model: SiteModel, samples: SiteFiles) -> SiteSamples:
     inputs, classes = cell.agreement.inputs, cell.agreement.classes
     own = samples.encode(
         inputs, classes, cell.study.data_seed, cell.number, look=inputs.kind == "table",
-        validation=cell.study.protocol.validation,
+        **division_of(cell.study),
     )  # fmt: skip
     if fingerprint(own) != model.fingerprint:
         raise InputError(

@@ -26,7 +26,7 @@ from idiolect.deploy.schema import Inputs
 from idiolect.engines.threads import OneThread
 from idiolect.federation.data.agreement import Agreement, plain
 from idiolect.federation.data.backbone import check
-from idiolect.federation.data.samples import SiteFiles, SiteSamples, alone, reading_of, sums
+from idiolect.federation.data.samples import SiteFiles, SiteSamples, alone, division_of, reading_of, sums
 from idiolect.federation.events import Events
 from idiolect.federation.messages import Message, Refusal, by_path, pack, question_bytes, trees_of, unpack
 from idiolect.federation.rounds import checks
@@ -138,7 +138,7 @@ class Worker:
         self._offers[about["digest"], about["run"]] = study
         what = f"study {study.name} of {study.rounds} rounds: {', '.join(use.label for use in study.methods)}"
         self._say.rarely(about["run"], what)
-        return {"offer": plain(self._samples.offer(study.task, reading_of(study)))}, {}
+        return {"offer": plain(self._samples.offer(study.task, reading_of(study), study.group_column))}, {}
 
     def _read(self, about: Mapping[str, Any]) -> Study:
         if about["version"] != __version__:
@@ -199,8 +199,8 @@ class Worker:
 
     def _ready(self, study: Study, inputs: Inputs, classes: Sequence[str], *, look: bool) -> SiteSamples:
         """This site's samples in the agreed form, as features where a frozen backbone makes them."""
-        share = study.protocol.validation
-        samples = self._samples.encode(inputs, classes, study.data_seed, self._number, look=look, validation=share)
+        how = division_of(study)
+        samples = self._samples.encode(inputs, classes, study.data_seed, self._number, look=look, **how)
         return self._features.of(study, samples)
 
     def _at(self, study_digest: str, run: str) -> Path:

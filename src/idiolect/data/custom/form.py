@@ -1,0 +1,122 @@
+"""How tables are written, where they do not say it themselves: names of columns, and marks of missing values."""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Mapping, Sequence
+from typing import Any, NamedTuple, get_args
+
+import numpy as np
+import pandas as pd
+
+from idiolect.core.errors import InputError, listed, nearest
+from idiolect.core.option_spec import split_names
+from idiolect.data.custom.columns import NUMBER
+from idiolect.data.datasets.dataset import Header
+
+# R rows
+
+NAMELESS = (".csv", ".tsv", ".data", ".arff")
+"""The kinds of files that may have no names of columns."""
+
+
+class Form(NamedTuple):
+    """How tables are written.
+
+    Attributes:
+        nameless: whether the first line of a text file is a row.
+        names: of all columns then; () for 1, 2, ...
+        missing: marks of missing values beside the usual ones, for all features, or for one column as COLUMN=MARK.
+    """
+
+    nameless: bool = False
+    names: tuple[str, ...] = ()
+    missing: tuple[str, ...] = ()
+
+    def names_for(self, width: int) -> list[str]:
+        """The names of so many columns."""
+        return list(self.names) or [str(k + 1) for k in range(width)]
+
+    def marks(self, columns: Collection[str]) -> dict[str | None, list[str]]:
+        """The marks by the column that they are for; those of all features by None.
+
+        Raises:
+            InputError: a mark is for a column that is not there.
+        """
+        by: dict[str | None, list[str]] = {}
+        for text in self.missing:
+            name, equals, mark = text.rpartition("=")
+            if equals and name not in columns:
+                raise InputError(f"missing: there is no column {name!r} for {text!r}; {nearest(name, columns)}")
+            by.setdefault(name if equals else None, []).append(mark)
+        return by
+
+    def refuse_names(self) -> None:
+        """Check that a file that has names for its columns, or needs none, is not given some.
+
+        Raises:
+            InputError: it is.
+        """
+        if self.nameless:
+            what = "columns" if self.names else "header"
+            raise InputError(f"{what} is for files ending in {listed(NAMELESS)} without names: leave it out")
+
+    def known(self, frame: pd.DataFrame) -> pd.DataFrame:
+        """A table whose cells with marks of their column are empty.
+
+        Raises:
+            InputError: as ``marks``.
+        """
+        by = self.marks([str(c) for c in frame])
+        return _emptied(frame, {name: marks for name, marks in by.items() if name is not None})
+
+    def known_features(self, frame: pd.DataFrame, features: Collection[str]) -> pd.DataFrame:
+        """A table whose features are empty where they have marks that are for all."""
+        usual = [mark for mark in self.missing if "=" not in mark]
+        return _emptied(frame, dict.fromkeys(features, usual)) if usual else frame
+
+
+def form_of(header: str | None = None, columns: str | None = None, missing: str | Sequence[str] | None = None) -> Form:
+    """The form that settings say.
+
+    Args:
+        header: "none" where the first line of a text file is a row.
+        columns: names for the columns of such a file, joined by +.
+        missing: marks of missing values, joined by +; one for a column alone as COLUMN=MARK.
+
+    Raises:
+        InputError: a setting is none of these.
+    """
+    if header not in (None, *get_args(Header)):
+        raise InputError(f"header={header!r} is not known: give none where the first line is a row, or leave it out")
+    names = () if columns is None else tuple(split_names(columns, ()))
+    texts = [missing] if isinstance(missing, str) else list(missing or ())
+    marks = tuple(mark for text in texts for mark in ([text] if text == "+" else split_names(text, ())))
+    if "" in marks:
+        raise InputError(f"missing={'+'.join(texts)} has an empty mark: empty cells are missing anyway")
+    return Form(header == "none" or bool(names), names, marks)
+
+
+def _emptied(frame: pd.DataFrame, marks: Mapping[str, Sequence[str]]) -> pd.DataFrame:
+    emptied = {name: frame[name].mask(_is_one_of(frame[name], of_one)) for name, of_one in marks.items()}
+    return frame.assign(**emptied) if emptied else frame
+
+
+def _is_one_of(values: pd.Series[Any], marks: Sequence[str]) -> pd.Series[Any]:
+    """For each row (R,) whether its value is a mark: as a number where the column has numbers, else as a text."""
+    if pd.api.types.is_numeric_dtype(values) and not pd.api.types.is_bool_dtype(values):
+        numbers = [float(mark) for mark in marks if NUMBER.fullmatch(mark)]
+        return pd.Series(np.isin(values.to_numpy(np.float64, na_value=np.nan), numbers), index=values.index)
+    texts = values.astype(object).map(lambda v: v.strip() if isinstance(v, str) else v)
+    return texts.isin(list(marks))
+
+
+def check_names(names: Sequence[str], width: int, where: object) -> None:
+    """Check that names for a table without names are as many as its columns, and different.
+
+    Raises:
+        InputError: they are not.
+    """
+    if len(names) != width:
+        raise InputError(f"columns has {len(names)} names, and {where} has {width} columns: name each, in their order")
+    if "" in names or len(set(names)) < len(names):
+        raise InputError(f"columns: give each column of {where} a name of its own")

@@ -1,0 +1,246 @@
+"""Samples that belong together lie on one side of every split, and ordered samples on the two sides of a gap."""
+
+import logging
+
+import numpy as np
+import pandas as pd
+import pytest
+from sklearn.model_selection import GroupShuffleSplit
+
+from idiolect.core.errors import InputError
+from idiolect.core.option_spec import Spec
+from idiolect.data import build
+from idiolect.data.custom import from_arrays, from_frame, open_data
+from idiolect.data.sides import set_aside
+
+
+def visits(patients=60, most=8, hospitals=4, wanders=0.0, seed=0):
+    """Visits of patients to hospitals; some patients are seen at another one too."""
+    rng = np.random.default_rng(seed)
+    count = rng.integers(1, most + 1, patients)
+    patient = np.repeat(np.arange(patients), count)
+    hospital = patient % hospitals
+    hospital = np.where(rng.random(len(patient)) < wanders, rng.integers(0, hospitals, len(patient)), hospital)
+    return pd.DataFrame({
+        "age": rng.normal(50, 10, len(patient)).round(2), "dose": rng.normal(0, 1, len(patient)).round(3),
+        "y": rng.integers(0, 3, len(patient)), "hospital": np.array(list("abcd"))[hospital],
+        "patient": [f"p{k:03}" for k in patient],
+    }).sample(frac=1, random_state=seed).reset_index(drop=True)  # fmt: skip
+
+
+def parts_of(data):
+    """For each kind of samples the groups that are in it, at any client."""
+    kinds = {"train": data.train, "test": data.test, "validation": data.validation}
+    return {name: set(data.group_R[np.concatenate(list(rows))].tolist()) for name, rows in kinds.items() if rows}
+
+
+PARTITIONS = (
+    "iid", "dirichlet:alpha=0.3,min_rows=2", "dirichlet_fixed:rows=12", "classes:per_client=2",
+    "dominant:test_size=5", "pathological:classes_per_group=2,test_size=5", "natural", "natural:stratified=true",
+    "domains:inside=iid",
+)  # fmt: skip
+
+
+@pytest.mark.parametrize("partition", PARTITIONS)
+@pytest.mark.parametrize("wanders", [0.0, 0.4])
+def test_a_group_is_on_one_side_whatever_the_partition(partition, wanders):
+    source = from_frame(visits(wanders=wanders), target="y", client_column="hospital", group_column="patient")
+    assert source.feature_names == ("age", "dose")
+    more = {"sizes": [12]} if partition.startswith(("dominant", "pathological")) else {}
+    data = build(source, Spec.parse(partition), clients=4, validation=0.25, **more)
+    parts = parts_of(data)
+    assert all(parts.values())
+    assert sum(map(len, parts.values())) == len(set().union(*parts.values()))
+    plain = build(
+        from_frame(visits(wanders=wanders).drop(columns="patient"), target="y", client_column="hospital"),
+        Spec.parse(partition), clients=4, **more,
+    )  # fmt: skip
+    for k in range(4):  # the clients have the samples that they had, less where training sizes are limited
+        assert len(data.test[k]) >= 1
+        assert len(data.train[k]) >= 1
+        if not more:
+            assert len(data.train[k]) + len(data.test[k]) + len(data.validation[k]) == len(plain.train[k]) + len(
+                plain.test[k]
+            )
+
+
+@pytest.mark.parametrize("seed", range(5))
+def test_the_share_is_as_near_as_that_of_scikit_learn(seed):
+    """GroupShuffleSplit takes a share of the groups; here the numbers of samples are at least as near to the share."""
+    rng = np.random.default_rng(seed)
+    group_R = np.repeat(np.arange(40), rng.integers(1, 12, 40))
+    wanted = 0.2 * len(group_R)
+    [is_test] = set_aside([np.arange(len(group_R))], group_R, [wanted], np.random.default_rng(seed))
+    theirs = GroupShuffleSplit(200, test_size=0.2, random_state=seed)
+    distances = [abs(len(test) - wanted) for _, test in theirs.split(group_R, groups=group_R)]
+    assert abs(is_test.sum() - wanted) <= np.median(distances)
+    assert not set(group_R[is_test]) & set(group_R[~is_test])
+
+
+def test_other_seeds_take_other_groups_and_the_same_seed_the_same():
+    source = from_frame(visits(), target="y", client_column="hospital", group_column="patient")
+    tests = [parts_of(build(source, Spec.parse("natural"), seed=seed))["test"] for seed in (0, 0, 1, 2)]
+    assert tests[0] == tests[1]
+    assert len(set(map(frozenset, tests))) == 3
+    every = [parts_of(build(source, Spec.parse("natural"), seed=seed))["test"] for seed in range(30)]
+    assert set().union(*every) == set(range(60))  # each group has its turn
+
+
+def test_new_clients_and_scarce_ones_keep_groups_together():
+    source = from_frame(visits(), target="y", client_column="hospital", group_column="patient")
+    data = build(source, Spec.parse("natural"), new_clients="d", keep=0.5, validation=0.3)
+    parts = parts_of(data)
+    assert sum(map(len, parts.values())) == len(set().union(*parts.values()))
+    assert not len(data.validation[3])
+
+
+def test_large_groups_are_said(caplog):
+    frame = visits(most=2)
+    frame = pd.concat([frame, frame[frame["hospital"] == "a"].iloc[:1].sample(300, replace=True)], ignore_index=True)
+    source = from_frame(frame, target="y", client_column="hospital", group_column="patient")
+    with caplog.at_level(logging.WARNING):
+        data = build(source, Spec.parse("natural"))
+    name = frame["patient"].iloc[-1]
+    said = " ".join(record.getMessage() for record in caplog.records)
+    rows = int((frame["hospital"] == "a").sum())
+    assert f"client 'a', where '{name}' has {int((frame['patient'] == name).sum())} of {rows} samples" in said
+    assert len(data.test[0]) + len(data.train[0]) == rows
+
+
+@pytest.mark.parametrize(
+    ("change", "options", "message"),
+    [
+        (
+            lambda f: f.assign(patient=f["hospital"]),
+            {},
+            r"client 'a' has only one group of 'patient'.*\(3 more are so\)",
+        ),
+        (
+            lambda f: f[(f["hospital"] != "b") | (f["patient"] == "p001")],
+            {},
+            "client 'b' has only one group of 'patient'",
+        ),
+        (lambda f: f, {"group_column": "hospital"}, "'hospital' is in two"),
+        (lambda f: f, {"group_column": "patients"}, "group_column: table has no column 'patients'; did you mean 'pat"),
+        (
+            lambda f: f.assign(patient=f["patient"].mask(f.index == 3)),
+            {},
+            "group_column 'patient' of table is missing in 1",
+        ),
+    ],
+)
+def test_groups_that_cannot_be_divided_are_refused(change, options, message):
+    frame, roles = change(visits(most=9)), {"target": "y", "client_column": "hospital", "group_column": "patient"}
+
+    def divide():
+        build(from_frame(frame, **(roles | options)), Spec.parse("natural"))
+
+    with pytest.raises(InputError, match=message):
+        divide()
+
+
+def test_a_group_in_both_official_splits_is_refused(tmp_path):
+    frame = visits()
+    train, test = frame[frame["patient"] < "p040"], frame[frame["patient"] >= "p040"]
+    kept = from_frame(train, test=test, target="y", client_column="hospital", group_column="patient")
+    assert build(kept, Spec.parse("natural")).official_split
+    both = from_frame(
+        train, test=pd.concat([test, train[:1]]), target="y", client_column="hospital", group_column="patient"
+    )
+    with pytest.raises(
+        InputError, match=f"1 groups of 'patient' are in both .*the first is '{train['patient'].iloc[0]}'"
+    ):
+        build(both, Spec.parse("natural"))
+    again = build(both, Spec.parse("natural:official_split=false"))
+    assert not set.intersection(*parts_of(again).values())
+
+
+def test_groups_of_files_arrays_and_images(tmp_path):
+    frame = visits()
+    frame.to_csv(tmp_path / "t.csv", index=False)
+    from_file = open_data(tmp_path / "t.csv", target="y", client_column="hospital", group_column="patient")
+    arrays = from_arrays(
+        frame[["age", "dose"]].to_numpy(), frame["y"], clients=frame["hospital"], groups=frame["patient"]
+    )
+    for source, name in ((from_file, "patient"), (arrays, "group")):
+        assert source.group_column == name
+        assert source.columns[name].names == tuple(sorted(frame["patient"].unique()))
+        data = build(source, Spec.parse("natural"))
+        assert not set.intersection(*parts_of(data).values())
+    with pytest.raises(InputError, match="groups has 3 values for"):
+        from_arrays(frame[["age"]].to_numpy(), frame["y"], groups=[1, 2, 3])
+
+
+@pytest.mark.parametrize("name", ["patient", "Subject ID", "reviewer", "user"])
+def test_a_column_of_persons_is_said(name, caplog):
+    frame = visits(patients=40).rename(columns={"patient": name})
+    from_frame(frame, target="y", client_column="hospital")
+    assert f"column {name!r} seems to say whose samples are which" in caplog.text
+    assert f"give group_column={name!r}" in caplog.text
+    caplog.clear()
+    from_frame(frame, target="y", client_column="hospital", group_column=name)
+    assert "seems to say" not in caplog.text
+
+
+# --- in order
+
+
+def windows(clients=3, rows=50):
+    """Windows of some phones one after another: x is the time."""
+    time = np.tile(np.arange(rows, dtype=np.float64), clients)
+    return from_arrays(time[:, None], np.arange(clients * rows) % 2, clients=np.repeat(list("abc")[:clients], rows))
+
+
+@pytest.mark.parametrize(("gap", "validation"), [(0, 0.0), (5, 0.0), (0, 0.25), (3, 0.25)])
+def test_the_last_samples_are_for_tests_after_a_gap(gap, validation):
+    data = build(windows(), Spec.parse("natural"), split=Spec.parse(f"ordered:gap={gap}"), validation=validation)
+    for k in range(3):
+        train, test = data.x_R[data.train[k], 0].tolist(), data.x_R[data.test[k], 0].tolist()
+        assert test == list(range(40, 50))
+        end = 40 - gap
+        if validation:
+            held = round(0.25 * end)
+            assert data.x_R[data.validation[k], 0].tolist() == list(range(end - held, end))
+            end = end - held - gap
+        assert train == list(range(end))
+
+
+@pytest.mark.parametrize(
+    ("split", "partition", "message"),
+    [
+        ("ordered:gap=45", "natural", "split ordered: client 'a' has 50 samples, of which 10 are for tests and gap=45"),
+        ("ordered:gap=-1", "natural", "split ordered: gap=-1 is not valid"),
+        ("sorted", "natural", "unknown split 'sorted'"),
+        ("ordered:size=3", "natural", "split ordered has no option 'size'"),
+    ],
+)
+def test_orders_that_are_not_possible_are_refused(split, partition, message):
+    with pytest.raises(InputError, match=message):
+        build(windows(), Spec.parse(partition), split=Spec.parse(split))
+
+
+def test_order_and_groups_or_official_splits_do_not_go_together(caplog):
+    source = from_frame(visits(), target="y", client_column="hospital", group_column="patient")
+    with pytest.raises(InputError, match="do not go together"):
+        build(source, Spec.parse("natural"), split=Spec.parse("ordered"))
+    frame = visits().drop(columns="patient")
+    official = from_frame(frame[:100], test=frame[100:], target="y", client_column="hospital")
+    with pytest.raises(InputError, match="split=ordered is not possible, because the official test split"):
+        build(official, Spec.parse("natural"), split=Spec.parse("ordered"))
+    build(windows(), Spec.parse("iid"), clients=3, split=Spec.parse("ordered"))
+    assert "clients are drawn from all rows" in caplog.text
+
+
+def test_the_phones_in_order(natural):
+    """Windows of one phone's user follow each other: those between its training and its test samples are in neither."""
+    path = natural("wisdm.arff")
+    how = {"header": "none", "target": "46", "client_column": "2"}
+    rows = [line.split(",") for line in path.read_text().split()]
+    source = open_data(path, drop="1", **how)
+    data = build(source, Spec.parse("natural"), split=Spec.parse("ordered:gap=2"))
+    for k, name in enumerate(data.names):
+        own = [float(row[2]) for row in rows if row[1] == name]
+        count = max(1, round(0.2 * len(own)))
+        column = source.feature_names.index("3")
+        np.testing.assert_allclose(data.x_R[data.test[k], column], own[-count:], rtol=1e-6)
+        np.testing.assert_allclose(data.x_R[data.train[k], column], own[: len(own) - count - 2], rtol=1e-6)
