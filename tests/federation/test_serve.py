@@ -92,6 +92,7 @@ def test_messages_name_only_options_that_it_has(
     [
         ({"model": "torch.nn.Linear"}, "model torch.nn.Linear is code of its own, which no site imports"),
         ({"model": "my_networks.small"}, "model my_networks.small is code of its own, which no site imports"),
+        ({"model": "torch:my_networks.eyes"}, "model my_networks.eyes is code of its own, which no site imports"),
         ({"precision": "bf16"}, "precision bf16 is for a simulation, and sites train in float32"),
         ({"partition": "my_module.halves"}, "partition is for a simulation"),
         ({"clients": 3}, "clients is for a simulation"),
