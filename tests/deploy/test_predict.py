@@ -16,7 +16,8 @@ from idiolect.deploy import predict as module
 from idiolect.deploy import samples
 from idiolect.deploy.bundle import Bundle, log_probabilities
 from idiolect.deploy.export import export
-from idiolect.deploy.join import join, scores_of
+from idiolect.deploy.groups import scores_of
+from idiolect.deploy.join import join
 from idiolect.deploy.predict import predict, prediction_table
 from idiolect.deploy.samples import read
 

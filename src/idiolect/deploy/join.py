@@ -16,6 +16,7 @@ from idiolect.core.method import Data
 from idiolect.core.tree import Tree
 from idiolect.deploy import card, harm, reference
 from idiolect.deploy.bundle import Bundle, Personal, log_probabilities, per_sample, write
+from idiolect.deploy.groups import scores_of
 from idiolect.deploy.on_features import on_features
 from idiolect.deploy.samples import Samples
 from idiolect.deploy.schema import Site
@@ -171,16 +172,6 @@ def _site(candidates: Candidates, samples: Samples, weights: Mapping[harm.Name, 
         why=f"it was asked for; by the comparison {choice.why}" if override else choice.why,
         scores=scores, score_weights=score_weights,
     )  # fmt: skip
-
-
-def scores_of(right_N: Tensor, group_N: Tensor | None) -> tuple[tuple[float, ...], tuple[float, ...]]:
-    """The probabilities of the right classes, sorted, and their weights where there are groups; see ``Site``."""
-    order_N = right_N.argsort(stable=True)
-    if group_N is None:
-        return tuple(right_N[order_N].tolist()), ()
-    _, at_N, count_G = torch.unique(group_N, return_inverse=True, return_counts=True)
-    weight_N = 1 / ((len(count_G) + 1) * count_G[at_N].double())
-    return tuple(right_N[order_N].tolist()), tuple(weight_N[order_N].tolist())
 
 
 def _accuracy(logp_NC: Tensor, y_N: Tensor) -> float:

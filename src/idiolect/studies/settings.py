@@ -66,13 +66,11 @@ SETTINGS = {
     "dataset": Setting(DATA, "Data set by name.", unset=USUAL_DATASET, common=True),
     "data": Setting(
         DATA,
-        "Your own: CSV or parquet file, sites/*.csv (a client each), folder of images, hf:owner/name, or "
-        "module.function.",
+        "Your own: CSV or parquet, sites/*.csv, folder of images, hf:owner/name or module.function.",
         metavar="WHERE", common=True,
     ),
     "target": Setting(
-        DATA, "Column to predict, or a question as num>0.", unset="label, target, class, ...", metavar="COLUMN",
-        common=True,
+        DATA, "Column to predict.", unset="label, target, class, ...", metavar="COLUMN", common=True,
     ),
     "task": Setting(
         DATA, "What is learnt: classification, or regression, which is taken for a target with many different numbers.",

@@ -25,6 +25,7 @@ from idiolect.core.method import Down
 from idiolect.core.tree import Tree
 from idiolect.deploy import card, reference
 from idiolect.deploy.bundle import Bundle, Personal, about_features, write
+from idiolect.deploy.groups import scores_of
 from idiolect.deploy.make import about_of, provenance_of, with_memory, with_messages
 from idiolect.deploy.predict import prediction_table, threshold_of
 from idiolect.deploy.samples import Samples
@@ -217,9 +218,10 @@ def keep(
     y_N = samples.y_N[samples.test_N]
     arrays = by_path("down", model.down) | by_path("client", model.client) | by_path("before", before)
     arrays |= {"test/p_NC": measures.p_NC, "test/y_N": y_N}
+    group_N = None if samples.group_N is None else samples.group_N[samples.test_N]
+    arrays |= {} if group_N is None else {"test/group_N": group_N}
     if may_be_last(cell.study, round) and len(y_N) >= reference.LEAST:
-        site = SiteModel(path.parent, _about(cell, round, measures.p_NC, y_N), "", cell, arrays)
-        group_N = None if samples.group_N is None else samples.group_N[samples.test_N]
+        site = SiteModel(path.parent, _about(cell, round, measures.p_NC, y_N, group_N), "", cell, arrays)
         own = Samples(samples.x_N[samples.test_N], y_N, group_N)
         arrays |= _watched(site, own, measures.p_NC.argmax(1))
     vault.save(path, pack(dict(belongs) | {"round": round, "fingerprint": mark}, arrays))
@@ -253,7 +255,7 @@ def read(path: Path, vault: Vault, cell: SiteCell, belongs: Mapping[str, Any]) -
     except (KeyError, TypeError, ValueError) as error:
         raise InputError(f"{path} cannot be read ({type(error).__name__}): {_FIX}") from None
     files = {name.removeprefix("files/") for name in message.arrays if name.startswith("files/")}
-    about = _about(cell, round, p_NC, y_N)
+    about = _about(cell, round, p_NC, y_N, message.arrays.get("test/group_N"))
     digest = hashlib.sha256(path.read_bytes()).hexdigest()
     about = about.model_copy(update={"files": dict.fromkeys(sorted(files), digest)})
     about = with_messages(about, cell.agreement.federation(cell.study.name))
@@ -271,7 +273,7 @@ def fingerprint(samples: SiteSamples) -> str:
     return digest.hexdigest()
 
 
-def _about(cell: SiteCell, round: int, p_NC: Tensor, y_N: Tensor) -> About:
+def _about(cell: SiteCell, round: int, p_NC: Tensor, y_N: Tensor, group_N: Tensor | None) -> About:
     study = cell.study.of(cell.use).model_dump(mode="json")
     data = cell.agreement.federation(cell.study.name)
     right = float((p_NC.argmax(1) == y_N).double().mean())
@@ -286,10 +288,10 @@ def _about(cell: SiteCell, round: int, p_NC: Tensor, y_N: Tensor) -> About:
         ),
         provenance=provenance_of(data, study, {}),
     )  # fmt: skip
-    scores_N = p_NC.gather(1, y_N[:, None])[:, 0].clamp(0, 1)
+    scores, score_weights = scores_of(p_NC.gather(1, y_N[:, None])[:, 0].clamp(0, 1), group_N)
     site = Site(
         ships="personal", weights={"personal": 1.0}, samples=len(y_N), compared={},
         why=f"it is the personal model as {cell.site} trained it; {100 * right:.1f}% of {len(y_N)} test samples right",
-        scores=tuple(sorted(scores_N.tolist())),
+        scores=scores, score_weights=score_weights,
     )  # fmt: skip
     return about.model_copy(update={"site": site})
