@@ -41,7 +41,8 @@ def rehearsed(
     ready = [own.encode(inputs, classes, study.data_seed, k, look=False, **how) for k, own in every]
     if is_frozen(study):
         backbone = pretrained.frozen_backbone(study.model, study.precision)
-        ready = [one._replace(x_N=torch.cat([backbone(x_B) for x_B in one.x_N.split(16)])) for one in ready]
+        assert backbone is not None
+        ready = [one._replace(x_N=torch.cat([backbone(x_B) for x_B in torch.split(one.x_N, 16)])) for one in ready]
     summed = {site: sums(one, len(classes)) for site, one in zip(samples, ready, strict=True)}
     agreement = agree(inputs, classes, summed, normalise_of(study), Backbone.of(study), frozen=is_frozen(study))
     data = pooled(ready, agreement, study.name)

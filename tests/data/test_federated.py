@@ -579,7 +579,7 @@ def said(caplog, **arguments):
     caplog.clear()
     with caplog.at_level("WARNING"):
         build(**arguments)
-    lines = [r.getMessage() for r in caplog.records if r.name == "idiolect.data.federated"]
+    lines = [r.getMessage() for r in caplog.records if r.name in ("idiolect.data.federated", "idiolect.data.caveats")]
     return [line for line in lines if not line.startswith("the official test split of")]
 
 

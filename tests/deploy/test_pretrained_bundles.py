@@ -24,7 +24,8 @@ from idiolect.deploy.bundle import Bundle, log_probabilities
 from idiolect.deploy.export import export
 from idiolect.deploy.join import join
 from idiolect.deploy.on_features import on_features
-from idiolect.deploy.samples import Samples
+from idiolect.deploy.samples import Reader, Samples
+from idiolect.deploy.schema import Inputs, TokensPart
 from idiolect.deploy.watch import watch
 from idiolect.models.pretrained import FrozenBackbone
 
@@ -165,3 +166,13 @@ def test_a_site_with_another_backbone_joins_and_watches_nothing(tmp_path: Path, 
     with pytest.raises(InputError, match=said):
         join(Bundle.read("b"), Samples(raw.x_R, raw.y_R), Path("other"))
     assert not Path("other").exists()
+
+
+@pytest.mark.parametrize(("encoder", "unit"), [("hf:{bert}", "tokens"), ("words", "words"), ("bytes", "bytes")])
+def test_a_text_that_is_cut_says_of_what_it_has_too_many(tmp_path: Path, encoder: str, unit: str, caplog: Any) -> None:
+    how = TokensPart(columns=("say",), encoder=encoder.format(bert=write_bert(tmp_path / "bert")), most=24)
+    inputs = Inputs(kind="texts", shape=(5,), ids=9999, tokens=how)
+    reader = Reader(inputs, "new.csv")
+    assert tuple(reader.ids(["a very good film it was"], how.tokens).shape) == (1, 5)
+    [said] = [record.getMessage() for record in caplog.records]
+    assert said == f"new.csv: texts with more than 5 {unit}, as the longest in training, are cut"

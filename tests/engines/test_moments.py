@@ -26,7 +26,7 @@ from idiolect.data import FederatedData
 from idiolect.engines import Processes, Sequential
 from idiolect.engines.vectorised import Vectorised
 from idiolect.simulation import Engine, Job, Record, State, fit
-from idiolect.simulation.client_runner import calibration_error
+from idiolect.simulation.measures import calibration_error
 from idiolect.simulation.rounds import participants
 
 ROUNDS, SEED = 3, 5

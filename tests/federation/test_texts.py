@@ -116,6 +116,28 @@ def test_what_is_agreed_has_no_mean_and_survives_its_file(tmp_path: Path) -> Non
 
 
 @pytest.mark.parametrize(
+    ("reading", "said"),
+    [
+        (Reading("say", None, 3), "2 of 3 texts have more than 3 words and are cut (the longest has 8)"),
+        (Reading("say", "bytes", 11), "2 of 3 texts have more than 11 bytes and are cut (the longest has 24)"),
+        (
+            Reading("say", "characters", 20),
+            "1 of 3 texts have more than 20 characters and are cut (the longest has 24)",
+        ),
+        (Reading("say", None, 8), None),
+    ],
+)
+def test_a_site_hears_how_many_of_its_texts_are_cut(
+    reading: Reading, said: str | None, tmp_path: Path, caplog: Any
+) -> None:
+    """How many tokens are used is the study's, so a site is given no advice."""
+    texts = ["great", "so so so so it", "not so good it said, no."]  # 1, 5 and 8 words; 5, 14 and 24 letters
+    pd.DataFrame({"say": texts, "label": ["a", "b", "b"]}).to_csv(tmp_path / "t.csv", index=False)
+    read(tmp_path / "t.csv").offer(None, reading)
+    assert [r.getMessage() for r in caplog.records] == ([] if said is None else [f"{tmp_path / 't.csv'}: {said}"])
+
+
+@pytest.mark.parametrize(
     ("reading", "message"),
     [
         (Reading("says"), "text: .* has no column 'says'; did you mean 'say'"),

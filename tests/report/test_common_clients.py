@@ -96,7 +96,7 @@ def test_numbers_are_over_the_clients_that_all_methods_have(make: Any, tmp_path:
     for label, numbers in want.items():
         for name, value in numbers.items():
             assert getattr(rows[label], name) == pytest.approx(value, abs=1e-12), (label, name)
-    means = report.accuracies(run).groupby("method").mean().to_dict()
+    means = report.scores(run).groupby("method").mean().to_dict()
     assert means == pytest.approx({label: numbers["accuracy"] for label, numbers in want.items()})
     for c in report.comparisons(run):
         assert c.difference == pytest.approx(100 * (rows[c.method].accuracy - rows[c.base].accuracy), abs=1e-6)
@@ -225,7 +225,7 @@ def test_new_clients_in_their_table(make: Any, tmp_path: Path) -> None:
             if (label, name) != ("fedavg", "Oslo"):
                 made.add(label, 0, 7, k, "new", "accuracy", 0.1 * k)
     run = report.read(made.save(tmp_path / "run"))
-    assert report.new_clients(run)[1].accuracy == {"local": pytest.approx(0.5), "fedavg": pytest.approx(0.5)}
+    assert report.new_clients(run)[1].score == {"local": pytest.approx(0.5), "fedavg": pytest.approx(0.5)}
     assert report.notes(run) == ["New clients count only where all methods have results of them. Not counted: Oslo."]
 
 

@@ -295,7 +295,7 @@ def _varied(make, tmp_path, key, numbers, labels=("fedavg", "fedpac")):
 def test_a_curve_over_what_alone_differs(make, tmp_path, key, numbers, called, at):
     runs = _varied(make, tmp_path, key, numbers)
     [figure] = sensitivity(runs, palette(runs))
-    got = sorted((v["method"], v["x"], v["accuracy"]) for v in values(figure))
+    got = sorted((v["method"], v["x"], v["score"]) for v in values(figure))
     assert got == [(m, x, 30 + i) for m in ("FedAvg", "FedPAC") for i, x in enumerate(at)]
     x = figure.spec["encoding"]["x"]
     assert x["title"] == called
@@ -320,7 +320,7 @@ def test_a_curve_over_an_option_of_a_method(make, tmp_path):
     made.records = [(*r[:6], worth[r[0]], r[7]) if r[5] == "accuracy" else r for r in made.records]
     run = report.read(made.save(tmp_path / "run"))
     [figure] = sensitivity([run], palette([run]))
-    assert [(v["method"], v["x"], v["accuracy"]) for v in values(figure)] == [("FedCR", 0.1, 20), ("FedCR", 0.01, 40)]
+    assert [(v["method"], v["x"], v["score"]) for v in values(figure)] == [("FedCR", 0.1, 20), ("FedCR", 0.01, 40)]
 
 
 def test_no_curve_where_more_or_nothing_or_a_name_differs(make, tmp_path):

@@ -133,7 +133,7 @@ def test_a_comparison_shows_its_numbers(pair: tuple[str, str], make: Any, tmp_pa
     lines = dict(table)
     assert lines["Difference"].startswith(f"{comparison.difference:+.2f} points, {comparison.low:+.2f} to ")
     assert lines["Clients"] == f"better {comparison.better}, worse {comparison.worse}, equal {comparison.equal}"
-    accuracy = report.accuracies(read(folder)).groupby("method").mean()
+    accuracy = report.scores(read(folder)).groupby("method").mean()
     assert comparison.difference == pytest.approx(100 * (accuracy[pair[0]] - accuracy[pair[1]]))
 
 

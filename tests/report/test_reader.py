@@ -98,7 +98,7 @@ def test_what_diverged_has_no_final_results(make, tmp_path):
     folder = made.save(tmp_path / "run")
     run = report.read(folder)
     assert set(run.final["method"]) == {"fedavg"}
-    assert set(run.accuracy["method"]) == {"fedavg", "fedpac"}, "its curve is drawn"
+    assert set(run.scores["method"]) == {"fedavg", "fedpac"}, "its curve is drawn"
     fedavg, fedpac = report.summary(run)
     assert (fedpac.accuracy, fedpac.diverged, fedpac.versus_fedavg) == (None, 6, None)
     assert fedavg.diverged is None

@@ -135,7 +135,7 @@ ROW = report.Row("a", "A", 0.5, 0.5, 0.4, 0.1, 0.2, 1.25, 236_400.0, 90.0, 100, 
 def test_render_fits_80_columns_with_every_number_whole(make, tmp_path):
     wide = ROW._replace(
         title="pFedFDA (pfedfda:separate=true)",
-        accuracy=1.0,
+        score=1.0,
         per_sample=1.0,
         worst_decile=1.0,
         versus_fedavg=-100.0,
@@ -152,8 +152,8 @@ def test_render_fits_80_columns_with_every_number_whole(make, tmp_path):
 def test_render_aligns_right_and_marks_the_best():
     rows = [
         ROW,
-        ROW._replace(label="b", title="B", accuracy=0.7, seed_std=None),
-        ROW._replace(title="C", accuracy=None),
+        ROW._replace(label="b", title="B", score=0.7, seed_std=None),
+        ROW._replace(title="C", score=None),
     ]
     table = report.render(rows)
     assert [c.justify for c in table.columns[1:]] == ["right"] * (len(table.columns) - 1)
@@ -167,7 +167,7 @@ def test_a_title_is_no_markup():
 
 
 def test_a_method_that_stopped_early_is_not_the_best():
-    rows = [ROW, ROW._replace(title="B", accuracy=0.9, rounds=20)]
+    rows = [ROW, ROW._replace(title="B", score=0.9, rounds=20)]
     best, early = (line for line in report.as_latex(rows).splitlines() if "1.23" in line)
     assert r"\textbf{50.00 $\pm$ 1.23}" in best
     assert "textbf" not in early
@@ -190,7 +190,7 @@ def test_calibration_is_the_mean_over_clients_and_then_seeds(make, tmp_path):
 
 
 def test_as_latex_and_as_csv():
-    other = ROW._replace(title="A & B_1 50%\\{}~^#$", accuracy=0.7, versus_fedavg=-3.25, brier=0.5)
+    other = ROW._replace(title="A & B_1 50%\\{}~^#$", score=0.7, versus_fedavg=-3.25, brier=0.5)
     lines = report.as_latex([ROW, other]).splitlines()
     assert lines[0] == r"\begin{tabular}{l" + 12 * "r" + "}"
     assert [line.count("&") - line.count(r"\&") for line in lines[2:3] + lines[4:6]] == [12, 12, 12]
@@ -201,11 +201,11 @@ def test_as_latex_and_as_csv():
     assert "& $-$3.2 & -- & 0.500 &" in lines[5]
     read = list(csv.DictReader(io.StringIO(report.as_csv([ROW, other]))))
     for row, line in zip((ROW, other), read, strict=True):
-        assert list(line) == list(row._fields)[:-1] == [name for name in row._fields if name != "measures"]
+        assert list(line) == ["accuracy" if n == "score" else n for n in row._fields if n not in ("measures", "by")]
         for name, value in row._asdict().items():
-            if name == "measures":
+            if name in ("measures", "by"):
                 continue
-            got = line[name]
+            got = line["accuracy" if name == "score" else name]
             assert got == "" if value is None else got == value if isinstance(value, str) else float(got) == value
 
 
@@ -235,9 +235,9 @@ def test_joined_are_means_per_condition_over_clients_and_seeds(make, tmp_path):
     assert len(rows) == 4
     assert all(word in row.who for row, word in zip(rows[1:], ("new clients", "invert", "noise"), strict=True))
     for label, more in (("fedavg", 0), ("fedpac", 0.1)):
-        assert rows[0].accuracy[label] == pytest.approx(expected(made, label)["accuracy"])
+        assert rows[0].score[label] == pytest.approx(expected(made, label)["accuracy"])
         for row, ids in zip(rows[1:], ((6, 7), (8, 9), (10, 11)), strict=True):
-            assert row.accuracy[label] == pytest.approx(mean(0.02 * k for k in ids) + 0.005 + more)
+            assert row.score[label] == pytest.approx(mean(0.02 * k for k in ids) + 0.005 + more)
 
 
 def test_who_joined_is_in_no_other_number(make, tmp_path):

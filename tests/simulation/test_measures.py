@@ -88,9 +88,9 @@ def test_names() -> None:
     for odd in ({"auroc"}, {"auroc": 1}, None, 3):
         with pytest.raises(InputError, match=r"measures=.* is not valid: write names, as auroc,recall"):
             specs_of(odd)
-    check(MEASURES, 2)
+    check(MEASURES, "classification", 2)
     with pytest.raises(InputError, match="measure sensitivity is for two classes, and these data have 10: choose reca"):
-        check(["auroc", "sensitivity"], 10)
+        check(["auroc", "sensitivity"], "classification", 10)
 
 
 def test_scikit_learn_is_imported_only_if_asked_for() -> None:
@@ -154,4 +154,4 @@ def test_specs_with_options() -> None:
         with pytest.raises(InputError, match=said):
             specs_of(text)
     with pytest.raises(InputError, match=r"sensitivity:specificity=0\.9 is for two classes, and these data have 3"):
-        check(["sensitivity:specificity=0.9"], 3)
+        check(["sensitivity:specificity=0.9"], "classification", 3)

@@ -31,7 +31,7 @@ from idiolect.data import FederatedData
 from idiolect.engines import Processes, Sequential
 from idiolect.engines.vectorised import Vectorised
 from idiolect.simulation import Engine, Job, Record, State, fit
-from idiolect.simulation.client_runner import calibration_error
+from idiolect.simulation.measures import calibration_error
 from idiolect.simulation.representation_metrics import gaussianity, plane, standardise
 
 SEED, ROUNDS = 5, 2

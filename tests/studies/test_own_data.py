@@ -93,8 +93,8 @@ def test_new_hospitals_join() -> None:
     assert set(records[records.stage == "new"].client) == {1}
     for label in ("local", "fedavg"):
         mine = records[(records.method == label) & (records.metric == "accuracy")].set_index("stage").value
-        assert joined.accuracy[label] == pytest.approx(mine["new"])
-        assert trained.accuracy[label] == pytest.approx(mine["personalised"])
+        assert joined.score[label] == pytest.approx(mine["new"])
+        assert trained.score[label] == pytest.approx(mine["personalised"])
     assert result.new_clients_table() is not None
 
 

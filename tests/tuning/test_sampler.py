@@ -151,7 +151,7 @@ def test_the_best_of_a_rung_go_on(seed: int) -> None:
     values = [Value(float(draw.integers(4)) / 4, float(draw.integers(3)), k) for k in draw.permutation(11)]
     chosen = promoted(values, 4)
     frame = sorted(values, key=lambda v: v.trial)
-    ranks = np.lexsort(([v.trial for v in frame], [v.loss for v in frame], [-v.accuracy for v in frame]))
+    ranks = np.lexsort(([v.trial for v in frame], [v.loss for v in frame], [-v.score for v in frame]))
     assert chosen == sorted(frame[k].trial for k in ranks[:4])
     assert promoted(values, 12) == list(range(11))
     assert promoted([], 4) == []

@@ -108,7 +108,7 @@ def test_the_choice_is_the_best_of_the_complete_on_validation_samples(tuning: Tu
     for c in tuning.chosen():
         mine = {trial: value for (method, trial), value in values.items() if method == c.method}
         best = min(mine, key=lambda t: (-mine[t][0], mine[t][1], t))
-        assert (c.trial, c.accuracy) == (best, pytest.approx(mine[best][0], abs=1e-12))
+        assert (c.trial, c.score) == (best, pytest.approx(mine[best][0], abs=1e-12))
 
 
 def test_trials_measure_no_test_sample(tuning: Tuning) -> None:
@@ -410,7 +410,7 @@ def test_files_of_a_search_that_are_broken_are_one_sentence(tuning: Tuning, tmp_
 def test_the_page_shows_every_trial_and_no_test_number_before_the_choice(tuning: Tuning) -> None:
     page = tuning.page.read_text()
     for t in tuning.each_trial:
-        assert f"{t.value.accuracy:.1%}" in page
+        assert f"{t.value.score:.1%}" in page
     assert 'href="refit/report.html"' in page
     assert "No test sample was measured." in page
     assert f"lr: {tuning.tuned.methods[0].settings['lr']}" in page

@@ -26,6 +26,7 @@ from typing_extensions import TypeVar
 from idiolect.core import keys, reduce, tree
 from idiolect.core.inputs import is_integer
 from idiolect.core.network import Model, Network, Weights, new_linear, watch
+from idiolect.core.objectives import TaskName, cross_entropy, log_of_mean, log_probabilities
 from idiolect.core.reduction import Reduced, Up
 from idiolect.core.reports import ClientValue, PairValue
 from idiolect.core.schedules import Constant, Schedule
@@ -95,7 +96,8 @@ class Data(NamedTuple):
     """Samples of all clients as stored: uint8 images, or floats with NaN where a value is missing. A tensor, or a tree
     of tensors where a sample has several."""
     y_R: Tree
-    """Targets of all clients: labels, int64."""
+    """Targets of all clients: labels (R,), int64; in a regression numbers (R, D), float32, of mean 0 and standard
+    deviation 1 over all clients' training samples."""
     row_N: Tensor
     """The numbers of this client's samples in ``x_R``; padding repeats some of them."""
     real_N: Tensor
@@ -182,7 +184,7 @@ class Predict(Protocol[C_contra]):
     """What a client's model predicts."""
 
     def __call__(self, down: Down, client: C_contra, x_B: Tensor) -> Tensor:
-        """Log-probabilities (B, C) of samples as stored; no randomness."""
+        """Log-probabilities (B, C) of samples as stored, in a regression numbers (B, D); no randomness."""
 
 
 class Rounds(NamedTuple, Generic[S, C]):
@@ -289,24 +291,14 @@ def as_floats(x_B: Tree) -> Any:
     return tree.map(lambda a: a.long() if is_integer(a) else a.to(torch.get_default_dtype()), x_B)
 
 
-def cross_entropy(logit_BC: Tensor, y_B: Tensor) -> Tensor:
-    """The cross-entropy (B,) of labels, in nats: the loss of a classification."""
-    return torch.nn.functional.cross_entropy(logit_BC, y_B, reduction="none")
-
-
-def log_probabilities(logit_BC: Tensor) -> Tensor:
-    """Log-probabilities (B, C) of logits: what a classification predicts."""
-    return torch.log_softmax(logit_BC, -1)
-
-
 @dataclass(frozen=True)
 class Task:
-    """What a method is told about the problem. ``loss`` and ``output`` belong together."""
+    """What a method is told about the problem. ``loss``, ``output``, ``mixture`` and ``kind`` belong together."""
 
     network: Network
     """The network's two parts, body and head, without weights: ``task.network.init(key)`` draws these."""
     classes: int
-    """C."""
+    """C, the outputs of the network; in a regression the numbers of a target, D."""
     clients: int
     """K, the number of clients that train; new clients, who come after training, are not counted."""
     training: Training = field(default_factory=Training)
@@ -317,6 +309,10 @@ class Task:
     """A number (B,) for each sample, from what the network returns for a batch and the targets."""
     output: Callable[[Tensor], Tree] = log_probabilities
     """Turns what the network returns for a batch into what ``predict`` returns."""
+    mixture: Callable[[Tensor, Tensor], Tensor] = log_of_mean
+    """From weights (M,) and what M models predict (M, B, ...), what they predict together."""
+    kind: TaskName = "classification"
+    """What is learnt. A method that is defined for classes alone calls ``training.require_classes``."""
 
 
 def unchanged(down: Down, client: C, data: Data, key: Tensor) -> C:

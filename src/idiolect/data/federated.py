@@ -5,6 +5,7 @@ from __future__ import annotations
 import logging
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
+from functools import cached_property
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -14,9 +15,10 @@ from torch import Tensor
 from idiolect.core import keys, shared_memory, tree
 from idiolect.core.errors import InputError, RunError, option
 from idiolect.core.inputs import Inputs, Moments, form_of, shapes
+from idiolect.core.objectives import TaskName
 from idiolect.core.option_spec import Spec
 from idiolect.core.tree import Tree
-from idiolect.data.datasets.catalogue import SETS
+from idiolect.data.caveats import warn
 from idiolect.data.datasets.dataset import Encoding, Source, shape
 from idiolect.data.new_clients import new_last, ordered
 from idiolect.data.normalisation import Normalise, moments
@@ -27,6 +29,7 @@ from idiolect.data.partitions.sizes import scarce
 from idiolect.data.plan import View, views_of
 from idiolect.data.rows import Rows
 from idiolect.data.shifted import fill
+from idiolect.data.targets import Targets
 from idiolect.data.text.tokens import Tokens
 from idiolect.data.validation import validating
 from idiolect.training.preprocessing import Preprocessing
@@ -34,9 +37,6 @@ from idiolect.training.preprocessing import Preprocessing
 # R samples of all clients, N samples of one client, K clients
 
 log = logging.getLogger(__name__)
-
-_MANY = 0.1  # of the test samples
-_SAY_SO = ("dominant", "pathological")  # themselves, where they cannot keep the official splits
 
 
 class RawSamples(NamedTuple):
@@ -87,6 +87,8 @@ class FederatedData:
         channels: of windows in columns of lists, the names of these columns.
         group_R: which samples belong together, int64; None where each stands for itself.
         raw: where the samples are features of a frozen backbone, what it made them of; else None.
+        targets: the targets where they are numbers, with the mean and standard deviation of training samples; else
+            None. ``y_R`` is all 0 then, and ``classes`` is 1.
     """
 
     name: str
@@ -109,6 +111,7 @@ class FederatedData:
     tokens: Tokens | None = None
     channels: tuple[str, ...] = ()
     raw: RawSamples | None = None
+    targets: Targets | None = None
     group_R: Tensor | None = None
 
     def __post_init__(self) -> None:
@@ -117,8 +120,10 @@ class FederatedData:
 
     def __repr__(self) -> str:
         """Shapes only."""
-        rows = f"x_R={shape(self.x_R)}, y_R={shape(self.y_R)}"
-        return f"FederatedData({self.name!r}, {rows}, classes={self.classes}, clients={self.clients})"
+        y = f"y_R={shape(self.y_R)}, classes={self.classes}"
+        if self.targets is not None:
+            y = f"targets={shape(self.targets.value_RD)}"
+        return f"FederatedData({self.name!r}, x_R={shape(self.x_R)}, {y}, clients={self.clients})"
 
     def measured(self, client: int) -> Tensor:
         """The numbers of a client's test samples, and after them of its validation samples."""
@@ -157,6 +162,21 @@ class FederatedData:
     def trained(self) -> int:
         """The number of clients that take part in training: the first ones."""
         return self.clients - len(self.conditions)
+
+    @property
+    def task(self) -> TaskName:
+        """What is learnt of the target."""
+        return "classification" if self.targets is None else "regression"
+
+    @property
+    def outputs(self) -> int:
+        """How many numbers a network returns for a sample: one for each class, or for each number of the target."""
+        return self.classes if self.targets is None else len(self.targets.names)
+
+    @cached_property
+    def target_R(self) -> Tensor:
+        """What methods learn: labels (R,), int64, or scaled numbers (R, D), float32."""
+        return self.y_R if self.targets is None else self.targets.scaled()
 
     @property
     def inputs(self) -> Inputs:
@@ -256,6 +276,10 @@ def build(
     trained = len(order) - new
     mean, std = moments(source, np.concatenate(divided.train[:trained]), normalise)
     names = () if divided.names is None else tuple(divided.names[view.client] for view in views)
+    targets = None
+    if source.targets is not None:
+        row_R = torch.from_numpy(np.concatenate([view.row_N[view.at_N] for view in views]))
+        targets = source.targets.rows(row_R).scaled_by(torch.cat(train[:trained]))
     group_R = _groups(source, views)
     valid = list[Tensor]()
     if validation:
@@ -263,14 +287,10 @@ def build(
     data = FederatedData(
         source.name, x_R, y_R, tuple(train), tuple(test), source.classes, source.class_names, mean, std, says, names,
         tuple(view.condition for view in views[trained:]), file, tuple(valid), source.encodings,
-        _keeps_official(source, divided), source.sizes, source.tokens, source.channels, group_R=group_R,
+        _keeps_official(source, divided), source.sizes, source.tokens, source.channels, targets=targets,
+        group_R=group_R,
     )  # fmt: skip
-    _warn(data)
-    own = source.name not in SETS
-    _warn_of_new_classes(data, divided, real=own and divided.names is not None)
-    if own:
-        _warn_of_split(data, source, divided, partition)
-        _warn_of_own(data, source, divided)
+    warn(data, source, divided, partition)
     if way.ordered and divided.names is None:
         log.warning(
             "split=ordered keeps each client's own samples in order, but clients are drawn from all rows, so that one "
@@ -302,76 +322,3 @@ def room(like: Tree, rows: int) -> tuple[Tree, shared_memory.File | None]:
     except RunError as error:
         log.info("other processes cannot share the samples: %s", error)
         return tree.map(lambda a: torch.empty((rows, *a.shape[1:]), dtype=a.dtype), like), None
-
-
-def _warn(data: FederatedData) -> None:
-    """Warn of what is allowed but probably not intended."""
-    train_C = torch.bincount(data.y_R[torch.cat([*data.train[: data.trained]])], minlength=data.classes)
-    test_C = torch.bincount(data.y_R[torch.cat([*data.test])], minlength=data.classes)
-    if unseen := [data.class_names[c] for c in range(data.classes) if test_C[c] and not train_C[c]]:
-        log.warning(
-            "no model can learn %s, which is in test samples but in no client's training samples; take more clients or "
-            "samples",
-            ", ".join(map(repr, unseen[:5])),
-        )
-
-
-def _warn_of_new_classes(data: FederatedData, split: Split, *, real: bool) -> None:
-    """Warn of classes that clients only test on: at real clients of any, at drawn ones of a large share."""
-    count = len(split.train)
-
-    def counts(rows: Tensor) -> Tensor:
-        return torch.bincount(data.y_R[rows], minlength=data.classes)
-
-    new_K = np.array([int(counts(data.test[k])[counts(data.train[k]) == 0].sum()) for k in range(count)])
-    test_K = np.array([len(split.test[k]) for k in range(count)])
-    if not new_K.any() or not (real or new_K.sum() >= _MANY * test_K.sum()):
-        return
-    worst = int(np.argmax(new_K / test_K))
-    log.warning(
-        "%d of %d test samples (%.3g %%) are of classes that their client has no training samples of, at %d of %d "
-        "clients (most at %s: %d of %d): a model that is trained on this client alone gets them all wrong",
-        new_K.sum(), test_K.sum(), 100 * new_K.sum() / test_K.sum(), (new_K > 0).sum(), count,
-        f"client {split.names[worst]!r}" if split.names else f"client {worst}", new_K[worst], test_K[worst],
-    )  # fmt: skip
-
-
-def _warn_of_split(data: FederatedData, source: Source, split: Split, partition: Spec | Partitioner) -> None:
-    """Warn that a partition divides the official splits of the user's own data again, unless that was asked for."""
-    name = partition.name if isinstance(partition, Spec) else type(partition).__name__
-    by_user = isinstance(partition, Spec) and partition.options.get("official_split") is False
-    if data.official_split is not False or by_user or name in _SAY_SO:
-        return
-    log.warning(
-        "the official test split of %s is not kept: partition %s divides all samples again, and clients train on %d of "
-        "its %d test samples; the partitions natural, dominant and pathological keep it",
-        source.name, name, sum(int((rows >= source.train_rows).sum()) for rows in split.train),
-        len(source.y_R) - source.train_rows,
-    )  # fmt: skip
-
-
-def _warn_of_own(data: FederatedData, source: Source, split: Split) -> None:
-    """The same for the user's own data: real clients with only one class, and samples that several clients have."""
-    count = len(split.train)
-    names = split.names or tuple(map(str, range(count)))
-    if split.names is not None:
-        single = [k for k in range(count) if bool((data.y_R[data.train[k]] == data.y_R[data.train[k][0]]).all())]
-        if single:
-            log.warning(
-                "%d of %d clients train on only one class (the first: %s): leave them out, or be careful with "
-                "accuracies",
-                len(single), count, names[single[0]],
-            )  # fmt: skip
-    if split.shared:
-        return
-    from idiolect.data.custom import duplicates  # brings pandas, which no worker needs
-
-    rows_K = [np.concatenate(parts) for parts in zip(split.train, split.test, strict=True)]
-    owner_R = np.repeat(np.arange(count), [len(rows) for rows in rows_K])
-    twice, pair = duplicates(tree.rows(source.x_R, torch.from_numpy(np.concatenate(rows_K))), owner_R)
-    if pair:
-        log.warning(
-            "%d samples belong to more than one client (the first to %s and %s): one client may test on what another "
-            "trains on",
-            twice, *(names[k] for k in pair),
-        )  # fmt: skip

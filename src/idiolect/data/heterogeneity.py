@@ -38,13 +38,15 @@ class Description:
         train_KC: training samples per client and class.
         test_KC: test samples per client and class.
         label_K: for each client the mean Jensen-Shannon divergence between its training labels and another client's, in
-            bits: 0 for the same mixture of classes, 1 for no class in common.
+            bits: 0 for the same mixture of classes, 1 for no class in common. Where the target is numbers, the mean
+            distance between mean training targets: root mean square over the numbers, in standard deviations of all.
         feature_K: for each client the mean distance between its mean training sample and another client's: root mean
             square over a sample's values, each in standard deviations of the data set. Of texts and other ids the
             Hellinger distance between how often each id occurs: 0 for the same frequencies, 1 for no id in common.
         label_chance: the mean over pairs that clients of these sizes have if samples are distributed at random.
         feature_chance: the same for the distance of mean samples.
         label_KK: the divergence of each pair, for up to 60 clients; None for more.
+        target_KD: where the target is numbers, each client's mean, in the units of the data; else None.
     """
 
     train_KC: Counts
@@ -54,10 +56,11 @@ class Description:
     label_chance: float
     feature_chance: float
     label_KK: Numbers | None
+    target_KD: Numbers | None = None
 
     @property
     def label_mean(self) -> float:
-        """Mean Jensen-Shannon divergence over pairs of clients, bits."""
+        """Mean over pairs of clients of the divergence of labels, bits, or of the distance of targets."""
         return float(self.label_K.mean())
 
     @property
@@ -78,13 +81,22 @@ def describe_clients(data: FederatedData) -> Description:
     dealt = keys.generator(0, "describe").permutation(every)
     ends = np.cumsum([len(rows) for rows in train])[:-1]
     chance = tuple(torch.from_numpy(rows) for rows in np.split(dealt, ends))
-    train_KC = counts(train)
+    compare: Callable[[Any, Any], Numbers] = jensen_shannon
+    train_K: NDArray[Any] = counts(train)
+    chance_K: NDArray[Any] = counts(chance)
+    target_KD = None
+    if data.targets is not None:
+        value_RD, mean, std = data.targets.value_RD.numpy(), np.array(data.targets.mean), np.array(data.targets.std)
+        target_KD = np.stack([value_RD[rows].mean(0) for rows in train])
+        compare, train_K = _distances, (target_KD - mean) / std
+        chance_K = (np.stack([value_RD[rows].mean(0) for rows in chance]) - mean) / std
     return Description(
-        train_KC, counts(test),
-        to_others(jensen_shannon, train_KC), to_others(_distances, _means(data, train)),
-        float(to_others(jensen_shannon, counts(chance)).mean()),
+        counts(train), counts(test),
+        to_others(compare, train_K), to_others(_distances, _means(data, train)),
+        float(to_others(compare, chance_K).mean()),
         float(to_others(_distances, _means(data, chance)).mean()),
-        jensen_shannon(train_KC, train_KC) if clients <= MATRIX else None,
+        compare(train_K, train_K) if clients <= MATRIX else None,
+        target_KD,
     )  # fmt: skip
 
 

@@ -36,9 +36,16 @@ def holdings(data: FederatedData) -> dict[str, Any]:
         "dataset": data.name,
         "classes": data.classes,
         "class_names": list(data.class_names),
+        **_task(data),
         **official,
         "clients": [client(k) for k in range(data.clients)],
     }
+
+
+def _task(data: FederatedData) -> dict[str, Any]:
+    if data.targets is None:
+        return {}
+    return {"task": data.task, "targets": list(data.targets.names)}
 
 
 def manifest(data: FederatedData) -> dict[str, Any]:
@@ -48,11 +55,15 @@ def manifest(data: FederatedData) -> dict[str, Any]:
     differ by rounding.
     """
     digest = hashlib.sha256("".join(map(str, data.raw or ())).encode())
-    for tensor in (*(() if data.raw else tree.leaves(data.x_R)), data.y_R, *data.train, *data.test):
+    targets = [] if data.targets is None else [data.targets.value_RD]
+    for tensor in (*(() if data.raw else tree.leaves(data.x_R)), data.y_R, *targets, *data.train, *data.test):
         digest.update(str(tuple(tensor.shape)).encode())
         digest.update(tensor.numpy().data)
     backbone = {"backbone": {"name": data.raw.backbone, "weights": data.raw.weights}} if data.raw else {}
-    return holdings(data) | backbone | {"normalisation": _normalisation(data), "hash": digest.hexdigest()}
+    scales = {"normalisation": _normalisation(data)}
+    if data.targets is not None:
+        scales["target_scale"] = {"mean": list(data.targets.mean), "std": list(data.targets.std)}
+    return holdings(data) | backbone | scales | {"hash": digest.hexdigest()}
 
 
 def _normalisation(data: FederatedData) -> dict[str, Any]:

@@ -74,7 +74,10 @@ def fill(
                 lambda *more, path=path: keys.generator(seed, "shift", "common", *path, *more),
             )  # fmt: skip
             rng = keys.generator(seed, "shift", view.client, *path)
+            before_N = y_N
             x_N, y_N, words = step.function(x_N, y_N, who, rng, **step.options)
+            if source.targets is not None and y_N is not before_N:
+                raise InputError(f"shift {step.text} changes classes, and this target is a number: leave it out")
             steps_so_far.append(words)
         x_R[start:end] = torch.from_numpy(np.ascontiguousarray(x_N[view.at_N]))
         y_R[start:end] = torch.from_numpy(np.ascontiguousarray(y_N[view.at_N]))

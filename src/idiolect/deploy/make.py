@@ -101,6 +101,8 @@ def make(
             f"the personal models of {run} are at its sites, which keep their states to themselves: leave out "
             f"{option('client')} for what a new client gets; a site uses its own model from its state folder"
         )
+    if federation.targets is not None:
+        raise InputError(f"{run} predicts numbers, and bundles hold models of classes as yet: use its tables and page")
     records = reader.read(run)
     state = _state(run, records, job, study, labels)
     best = records.best_rounds.get((job.name, job.seed), state.round)

@@ -14,7 +14,7 @@ from idiolect.deploy.card import participants
 from idiolect.deploy.harm import Choice, Ships, shares_of
 from idiolect.deploy.schema import About
 from idiolect.report.figures.figure import Figure
-from idiolect.report.figures.vega_lite import TICKS, inline_data, per_cent, tooltip
+from idiolect.report.figures.vega_lite import TICKS, amounts, inline_data, tooltip
 from idiolect.report.page import render_page
 from idiolect.statistics.intervals import wilson
 
@@ -105,8 +105,8 @@ def _calibration(logp: Mapping[Ships, Tensor], y_N: Tensor) -> Figure:
     names = list(logp)
     scale = {"domain": names, "range": [_COLOURS[name] for name in names]}
     both = {
-        "x": per_cent("sure", "Mean confidence", axis={"format": "%", "tickCount": TICKS}),
-        "y": per_cent("right", "Share that is right", axis={"format": "%"}),
+        "x": amounts("sure", "Mean confidence", axis={"format": "%", "tickCount": TICKS}),
+        "y": amounts("right", "Share that is right", axis={"format": "%"}),
     }
     spec = {
         "height": 260,

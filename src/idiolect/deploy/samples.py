@@ -25,7 +25,7 @@ from idiolect.data.custom.text_files import Roles
 from idiolect.data.custom.texts import joined
 from idiolect.data.custom.windows import windows
 from idiolect.data.datasets.dataset import Encoding
-from idiolect.data.text.tokens import Tokens, filled_up
+from idiolect.data.text.tokens import Tokens, filled_up, unit
 from idiolect.deploy import units
 from idiolect.deploy.groups import group_numbers, group_of
 from idiolect.deploy.schema import Inputs, Scale
@@ -254,7 +254,7 @@ class Reader:
         """The ids (N, L) of texts, int64."""
         rows, width = tokens.encoder.encode(texts), self.inputs.shape[0]
         if any(len(row) > width for row in rows):
-            self._say(f"texts with more than {width} {tokens.encoder.name}, as the longest in training, are cut")
+            self._say(f"texts with more than {width} {unit(tokens.encoder)}, as the longest in training, are cut")
         return filled_up(rows, tokens.encoder, width).long()
 
     def _windows(self, frame: pd.DataFrame) -> Tensor:

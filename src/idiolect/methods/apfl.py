@@ -7,7 +7,6 @@ from typing import Annotated, Any, Literal, NamedTuple
 import torch
 from pydantic import Field, PositiveInt
 from torch import Tensor
-from torch.nn.functional import log_softmax
 
 from idiolect.core.method import Data, Down, Method, Model, Task, Tree, Up, reduce, tree
 from idiolect.training import (
@@ -15,8 +14,8 @@ from idiolect.training import (
     Personal,
     add,
     batches,
-    cross_entropy_mean,
     joins_by_training,
+    mean,
     optimiser_state,
     rows,
     sgd_from,
@@ -106,11 +105,11 @@ def apfl(
     def local(down: Down, client: Personal, data: Data, key: Tensor) -> tuple[Personal, Up, dict[str, Tensor]]:
         def global_error(w: Model, batch: Batch) -> tuple[Tensor, tuple[()]]:
             x_B, y_B = rows(task, data, batch)
-            return cross_entropy_mean(network(w, task.inputs(x_B)), y_B, batch.used_B), ()  # [2]
+            return mean(task.loss(network(w, task.inputs(x_B)), y_B), batch.used_B), ()  # [2]
 
         def mixture_error(v: Model, w: Model, share: Tensor, batch: Batch) -> Tensor:
             x_B, y_B = rows(task, data, batch)
-            return cross_entropy_mean(mixture(v, w, share, x_B), y_B, batch.used_B)  # [3]
+            return mean(task.loss(mixture(v, w, share, x_B), y_B), batch.used_B)  # [3]
 
         def personal_step(v: Model, state: Tree, w: Model, share: Tensor, batch: Batch) -> tuple[Model, Tree, Tree]:
             def loss(v: Model, batch: Batch) -> tuple[Tensor, tuple[Tensor, Tensor]]:
@@ -146,7 +145,8 @@ def apfl(
 
     def predict(down: Down, client: Personal, x_B: Tensor) -> Tensor:
         own = client.value
-        return log_softmax(mixture(own.v, own.w or down.shared, own.alpha, x_B), -1)  # [8]
+        output: Tensor = task.output(mixture(own.v, own.w or down.shared, own.alpha, x_B))  # [8]
+        return output
 
     personalise = joins_by_training(local)
     return Method(network.init, init_client, send, local, reduce.increment(), add, personalise, predict)  # [7]

@@ -28,7 +28,7 @@ from idiolect.core.method import (
     watch,
 )
 from idiolect.statistics.experts import Experts, class_products, kl_diagonal, posterior
-from idiolect.training import Batch, batch_features, batches, mean, rows, sgd, trained_loss
+from idiolect.training import Batch, batch_features, batches, mean, require_classes, rows, sgd, trained_loss
 
 PERSONAL = ("head_epochs", "predict_with")
 SEARCH = {"lr": "0.005..0.2:log", "beta": "0.00001..0.01:log"}
@@ -128,6 +128,7 @@ def fedcr(
     softplus gives the standard deviation, as in the released code, and it is at least 1e-6. Products are accumulated as
     natural parameters in float64.
     """
+    require_classes(task, "fedcr", "its clients share a distribution of each class")
     network, rule = task.network, SGD(lr, momentum, weight_decay, clip)
 
     def encoder_of(key: Tensor) -> Encoder:

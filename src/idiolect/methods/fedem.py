@@ -7,7 +7,6 @@ from typing import Any, NamedTuple
 import torch
 from pydantic import NonNegativeInt, PositiveInt
 from torch import Tensor
-from torch.nn.functional import cross_entropy
 
 from idiolect.core.method import Data, Down, Method, Model, Reduced, Task, Tree, Up, keys, reduce, tree
 from idiolect.training import (
@@ -129,7 +128,7 @@ def fedem(
 
             def loss(model: Model, batch: Batch) -> tuple[Tensor, tuple[Tensor, Tensor]]:
                 x_B, y_B = rows(task, data, batch)
-                error_B = cross_entropy(task.network(model, task.inputs(x_B)), y_B, reduction="none")
+                error_B = task.loss(task.network(model, task.inputs(x_B)), y_B)
                 value = mean(q_N[batch.at_B] * error_B, batch.used_B)  # [3]
                 return value, (value, batch.used_B.sum())
 
@@ -171,7 +170,7 @@ def fedem(
     def predict(down: Down, client: Personal, x_B: Tensor) -> Tensor:
         components, pi_M = client.value.models or down.shared.models, client.value.pi_M
         logp_MBC = torch.stack([log_softmax_of(task, tree.rows(components, m), x_B) for m in range(models)])  # [5]
-        return torch.logsumexp(pi_M.log()[:, None, None] + logp_MBC, 0)  # [5]
+        return task.mixture(pi_M, logp_MBC)  # [5]
 
     return Method(init_server, init_client, send, local, reduce.increment(), aggregate, personalise, predict)  # [4]
 

@@ -13,7 +13,18 @@ from idiolect.core.method import Data, Down, Method, Task, Up, Weights, keys, re
 from idiolect.statistics import covariance
 from idiolect.statistics.gaussian import Gaussian, LinearHead, estimate, interpolate, lda_head, log_prior
 from idiolect.statistics.moments import moments, weights_by_class
-from idiolect.training import Batch, add, batches, cross_entropy_mean, features, rows, sgd, stateless, trained_loss
+from idiolect.training import (
+    Batch,
+    add,
+    batches,
+    cross_entropy_mean,
+    features,
+    require_classes,
+    rows,
+    sgd,
+    stateless,
+    trained_loss,
+)
 
 PERSONAL = ("tune_body",)
 SEARCH = {"global_weight": "0..1", "decorrelation": "0.01..1:log", "ridge": "0.1..10:log"}
@@ -83,6 +94,7 @@ def fedlda(
     with a shrinkage of 1e-4, as in the released code of pFedFDA, its successor; the body is initialised as torch's
     layers are, by Kaiming's method at a smaller scale.
     """
+    require_classes(task, "fedlda", "its head is made from a Gaussian of each class")
     network, classes, width = task.network, task.classes, task.network.width
 
     def init_server(key: Tensor) -> Shared:

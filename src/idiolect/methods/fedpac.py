@@ -21,6 +21,7 @@ from idiolect.training import (
     cross_entropy_mean,
     features,
     mean,
+    require_classes,
     rows,
     sgd,
     stateless,
@@ -139,6 +140,7 @@ def fedpac(
     negative eigenvalue from eigenvalues of at least 0.01; here it is solved in float64, where a negative eigenvalue is
     rounding and counts as 0. The released code stops at a class that no participant has.
     """
+    require_classes(task, "fedpac", "its clients pull features towards class means and combine heads by class")
     network, rule = task.network, task.training.optimiser
 
     def init_server(key: Tensor) -> Server:

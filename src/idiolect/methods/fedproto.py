@@ -20,6 +20,7 @@ from idiolect.training import (
     joins_by_training,
     log_softmax_of,
     mean,
+    require_classes,
     rows,
     sgd,
     trained,
@@ -99,6 +100,7 @@ def fedproto(
     itself. For CIFAR-10 its prototypes are the feature maps before pooling; here they are the features that the head
     takes.
     """
+    require_classes(task, "fedproto", "its clients share a prototype of each class")
     network, training = task.network, task.training
     everyone = prototypes == "global"
 

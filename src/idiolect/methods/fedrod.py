@@ -18,6 +18,7 @@ from idiolect.training import (
     batches,
     cross_entropy_mean,
     joins_by_training,
+    require_classes,
     rows,
     sgd,
     trained,
@@ -82,6 +83,7 @@ def fedrod(
     Differs from source: psi_i starts at zero, where another implementation copies the generic head. The hypernetwork's
     form, one hidden layer whose output layer starts at zero, is a choice made here.
     """
+    require_classes(task, "fedrod", "its loss is balanced by the counts of the classes")
     network, classes = task.network, task.classes
     hypernetwork = personal_head == "hypernetwork"
     zero = {"weight": torch.zeros(classes, network.width), "bias": torch.zeros(classes)}

@@ -22,6 +22,7 @@ from idiolect.training import (
     features,
     groups,
     mean,
+    require_classes,
     rows,
     sgd,
     stateless,
@@ -150,6 +151,7 @@ def fedshrink(
     the pull is FedPAC's (Xu, Tong & Huang, Eq. 3) towards other means; [4] is the empirical Bayes estimator of Efron &
     Morris (JASA, 1973), [11] the EM algorithm for the shares of a mixture.
     """
+    require_classes(task, "fedshrink", "its head is made from a Gaussian of each class")
     network, classes, width = task.network, task.classes, task.network.width
 
     def init_server(key: Tensor) -> Shared:

@@ -21,6 +21,7 @@ from idiolect.training import (
     cross_entropy_mean,
     mean,
     optimiser_state,
+    require_classes,
     rows,
     sgd,
     sgd_from,
@@ -125,6 +126,7 @@ def fedsr(
     shuffle; here batches go through epochs. Where the weight of a term is exactly 0, it leaves out the term and does
     not change its parameters; here r_mu, r_sigma and a still decay, but nothing uses them.
     """
+    require_classes(task, "fedsr", "it has a distribution of each class")
     network, rule = task.network, task.training.optimiser
 
     def start(key: Tensor) -> tuple[Shared, Reference]:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 from typing import Any, NamedTuple
 
 import torch
@@ -88,6 +87,6 @@ def hypcluster(task: Task, *, clusters: PositiveInt = 3) -> Method:
             return log_softmax_of(task, client, x_B)
         models = down.shared.models  # before a choice
         logp_kBC = torch.stack([log_softmax_of(task, tree.rows(models, c), x_B) for c in range(clusters)])
-        return logp_kBC.logsumexp(0) - math.log(clusters)
+        return task.mixture(torch.full((clusters,), 1 / clusters), logp_kBC)
 
     return Method(init_server, stateless, send, local, reduce.each(), aggregate, personalise, predict)  # [3]

@@ -10,7 +10,7 @@ from torch import Tensor
 from torch.nn.functional import log_softmax
 
 from idiolect.core.method import Data, Down, Method, Task, keys
-from idiolect.training import averaging, features
+from idiolect.training import averaging, features, require_classes
 
 SEARCH = {"k": "3..15", "knn_weight": "0.1..0.9", "scale": "0.1..10:log"}
 PRESETS: dict[str, dict[str, Any]] = {"official": {"mix": "logits"}}
@@ -63,6 +63,7 @@ def knnper(
     capacity on test samples and leaves the choice to the reader. Here both are set by hand, because the training
     samples, to which the model was fitted, cannot decide.
     """
+    require_classes(task, "knnper", "it mixes the classes of neighbours into probabilities")
     network, rounds = task.network, averaging(task)  # [1]
 
     def personalise(down: Down, client: Any, data: Data, key: Tensor) -> Memory:

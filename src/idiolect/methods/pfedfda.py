@@ -21,6 +21,7 @@ from idiolect.training import (
     cross_entropy_mean,
     features,
     groups,
+    require_classes,
     rows,
     sgd,
     stateless,
@@ -132,6 +133,7 @@ def pfedfda(
     Differs from source: the search is a bounded scalar one in float64 with a fixed number of steps (released code:
     L-BFGS from 0.5 with the gradient cut to zero outside [0, 1]).
     """
+    require_classes(task, "pfedfda", "its head is made from a Gaussian of each class")
     network, classes, width = task.network, task.classes, task.network.width
 
     def repair(cov_dd: Tensor) -> Tensor:

@@ -29,8 +29,8 @@ from idiolect.training import (
     Batch,
     Personal,
     batches,
-    cross_entropy_mean,
     log_softmax_of,
+    mean,
     rows,
     sgd_from,
     trained,
@@ -188,7 +188,7 @@ def pfedhn(
         def loss(moving: tuple[Tree, Weights], batch: Batch) -> tuple[Tensor, tuple[Tensor, Tensor]]:
             x_B, y_B = rows(task, data, batch)
             model = whole(moving[0], head and head._replace(weights=moving[1]))
-            value = cross_entropy_mean(network(model, task.inputs(x_B)), y_B, batch.used_B)  # [3]
+            value = mean(task.loss(network(model, task.inputs(x_B)), y_B), batch.used_B)  # [3]
             return value, (value, batch.used_B.sum())
 
         plan = batches(data, task.training, key, steps=steps)

@@ -15,9 +15,9 @@ from idiolect.training import (
     Batch,
     Personal,
     batches,
-    cross_entropy_mean,
     joins_by_training,
     log_softmax_of,
+    mean,
     require_sgd,
     rows,
     sgd,
@@ -110,7 +110,7 @@ def pfedme(
     def local_step(theta: Model, w: Model, data: Data, batch: Batch) -> tuple[Model, Model, tuple[Tensor, Tensor]]:
         def loss(theta: Model, batch: Batch) -> tuple[Tensor, tuple[Tensor, Tensor]]:
             x_B, y_B = rows(task, data, batch)
-            error = cross_entropy_mean(task.network(theta, task.inputs(x_B)), y_B, batch.used_B)
+            error = mean(task.loss(task.network(theta, task.inputs(x_B)), y_B), batch.used_B)
             return error + pull / 2 * tree.square_distance(theta, w), (error, batch.used_B.sum())  # [1]
 
         new, extras = sgd(loss, theta if warm_start else w, [batch] * inner_steps, inner)  # [1]

@@ -11,7 +11,7 @@ from pydantic import Field, PositiveFloat, PositiveInt
 from torch import Tensor
 
 from idiolect.core.method import Data, Down, Method, Model, Reduced, Task, Up, reduce, tree, unchanged
-from idiolect.training import Batch, batches, cross_entropy_mean, log_softmax_of, require_sgd, rows, sgd, trained_loss
+from idiolect.training import Batch, batches, log_softmax_of, mean, require_sgd, rows, sgd, trained_loss
 
 SEARCH = {"server_lr": "0.3..1.5:log"}
 
@@ -84,7 +84,7 @@ def scaffold(
 
         def loss(model: Model, batch: Batch) -> tuple[Tensor, tuple[Tensor, Tensor]]:
             x_B, y_B = rows(task, data, batch)
-            error = cross_entropy_mean(task.network(model, task.inputs(x_B)), y_B, batch.used_B)
+            error = mean(task.loss(task.network(model, task.inputs(x_B)), y_B), batch.used_B)
             return error + tree.dot(shift, model), (error, batch.used_B.sum())  # [1]
 
         plan = batches(data, task.training, key, steps=steps)

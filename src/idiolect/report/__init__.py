@@ -10,7 +10,7 @@ from idiolect.report.formatting import official_words
 from idiolect.report.merge import merged
 from idiolect.report.notes import notes, said
 from idiolect.report.page import Head, draw, write
-from idiolect.report.rows import NewClients, Row, accuracies, client_accuracies, new_clients, summary
+from idiolect.report.rows import NewClients, Row, client_scores, new_clients, scores, summary
 from idiolect.report.tables import as_csv, as_latex, columns_of, latex, render, render_new_clients
 from idiolect.runs.reader import Divergence, Run, divergences, read
 
@@ -23,11 +23,10 @@ __all__ = [
     "OfClient",
     "Row",
     "Run",
-    "accuracies",
     "as_csv",
     "as_latex",
     "by_client",
-    "client_accuracies",
+    "client_scores",
     "columns_of",
     "compare",
     "compared",
@@ -49,6 +48,7 @@ __all__ = [
     "render_comparison",
     "render_new_clients",
     "said",
+    "scores",
     "summary",
     "whose",
     "write",

@@ -13,18 +13,19 @@ from numpy.typing import NDArray
 
 from idiolect.core.arrow_tables import to_frame
 from idiolect.core.errors import InputError, listed, nearest
+from idiolect.core.objectives import number
 from idiolect.report.common_clients import names
 from idiolect.report.measures import class_of, everybody, requested, why_missing, words
 from idiolect.report.rows import summary
 from idiolect.runs import predictions
 from idiolect.runs.folder import PREDICTIONS_FILE
-from idiolect.runs.reader import ACCURACIES, Part, Run, part_of
+from idiolect.runs.reader import Part, Run, part_of
 from idiolect.statistics.intervals import wilson
 
 # M methods, S seeds, K clients, R test samples of all clients
 
 _LEVEL = 0.05
-_LESS_IS_BETTER = ("loss", "brier", "calibration_error")
+_LESS_IS_BETTER = ("loss", "brier", "calibration_error", "mse", "mae")
 PER_CLASS = re.compile(r"(\w+)\[(\d+)\]")
 """A metric of one class, as ``recall[3]``."""
 
@@ -65,7 +66,7 @@ def by_client(run: Run, measure: str | None = None) -> list[OfClient]:
     Args:
         run: the run.
         measure: a metric of test samples that the run recorded, as ``accuracy``, ``macro_f1`` or ``recall[3]``, or
-            ``validation_accuracy``; None is the accuracy of the run's samples.
+            ``validation_accuracy``; None is the score of the run's samples.
 
     Raises:
         InputError: the run did not record the measure, or has no results yet.
@@ -135,6 +136,10 @@ class Shown(NamedTuple):
     rows: list[OfClient]
     note: str
     folded: bool
+    form: Callable[[float], str]
+    """A value as text."""
+    unit: str
+    """In brackets, after a space; "" for none."""
 
 
 _HOW = {"auroc": " of DeLong, on the logit scale (none if a class has one sample, or if no sample is misplaced)"}
@@ -143,7 +148,7 @@ _OPEN = 20  # clients whose table is not folded away
 
 
 def shown(run: Run, sample: Callable[[Collection[int]], list[int]]) -> list[Shown]:
-    """The tables of clients for the page: of accuracy, and of what the study asks for that is not of one class.
+    """The tables of clients for the page: of the score, and of what the study asks for that is not of one class.
 
     ``sample`` chooses the clients that are shown.
     """
@@ -173,8 +178,13 @@ def shown(run: Run, sample: Callable[[Collection[int]], list[int]]) -> list[Show
             some = f"A sample of {len(rows):,} of {len(every):,} clients"
             note += f" {some}; idiolect report RUN --export clients writes all."
         labels = [label for label in run.titles if any(label in row.values for row in rows)]
-        lines_of_clients.append(Shown(words(metric), run.part, labels, rows, note, len(rows) > _OPEN))
+        form, unit = (number, "") if run.task == "regression" else (_percent, " (%)")
+        lines_of_clients.append(Shown(words(metric), run.part, labels, rows, note, len(rows) > _OPEN, form, unit))
     return lines_of_clients
+
+
+def _percent(value: float) -> str:
+    return f"{100 * value:.1f}"
 
 
 def frame(rows: Iterable[OfClient]) -> pd.DataFrame:
@@ -200,7 +210,7 @@ def frame(rows: Iterable[OfClient]) -> pd.DataFrame:
 
 
 def asked(run: Run) -> list[str]:
-    """The metrics that a run's table of clients is made for: accuracy, and those of the measures the study asks for."""
+    """The metrics that a run's table of clients is made for: the score, and the other measures."""
     there = _metrics(run)
     measures = [run.metric]
     for name in requested(run):
@@ -235,7 +245,7 @@ class _Table:
         self.seeds: list[int] = sorted((run.final if nobody else records)["seed"].unique().tolist())
         self.value_MSK = self._values(records)
         self.mean_MK = _mean(self.value_MSK).round(12)  # equal fractions are equal
-        sign = -1 if measure in _LESS_IS_BETTER else 1
+        sign = -1 if measure.removeprefix("validation_").partition("[")[0] in _LESS_IS_BETTER else 1
         self.best_K = np.where(np.isnan(self.mean_MK), -np.inf, sign * self.mean_MK).argmax(0)
         self.size_K = self._sizes()
 
@@ -261,7 +271,7 @@ class _Table:
 
     def _sizes(self) -> NDArray[np.float64] | None:
         """The number of samples of which the measure is a proportion; None if it is not one."""
-        if self.measure in ACCURACIES.values():
+        if self.measure in self.run.proportions:
             sizes = self.run.sizes_of(part_of(self.measure))
             return np.array([sizes[c] for c in self.clients], float)
         if (of := class_of(self.measure)) is None:

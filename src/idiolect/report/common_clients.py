@@ -8,7 +8,7 @@ from typing import NamedTuple
 import pandas as pd
 
 from idiolect.core.errors import listed
-from idiolect.runs.reader import ACCURACIES, Run, once
+from idiolect.runs.reader import Run, once
 
 _NAMED = 5  # clients that a sentence lists
 
@@ -30,11 +30,11 @@ def counted(run: Run, metric: str | None = None) -> pd.DataFrame:
 
     Within a seed, all methods with results have the same clients here. If the protocol is about the participants of a
     round, this holds for the methods that are measured in the same round. A method that shares no client with any other
-    one has no rows. None is the accuracy of the run's samples (``Run.metric``). A client counts for another metric of
-    the same samples only if its accuracy counts.
+    one has no rows. None is the score of the run's samples (``Run.metric``). A client counts for another metric of the
+    same samples only if its score counts.
     """
     frame = run.last_of(metric or run.metric)
-    if metric and metric not in ACCURACIES.values():
+    if metric and metric not in (run.score.metric, run.score.validation):
         keys = ["method", "seed", "client"]
         frame = frame[frame.set_index(keys).index.isin(counted(run).set_index(keys).index)]
     return shared(frame, *_groups(run))
@@ -161,7 +161,7 @@ def sentences(run: Run) -> list[str]:
         own = {int(s) for s in run.final.loc[run.final["method"] == method, "seed"]}
         if own and own != every:
             lines.append(f"{title} has no results of {_seeds(every - own)}: its numbers are of {_seeds(own)} alone.")
-    new = run.settled(run.select("new", "accuracy"))
+    new = run.settled(run.select("new", run.score.metric))
     absent = sorted(set(new["client"]) - set(shared(new, "seed")["client"]))
     if not run.of_new_clients and absent:
         client_names = names(run)

@@ -12,11 +12,12 @@ from rich import box
 from rich.table import Table
 
 from idiolect.core.errors import InputError, nearest
+from idiolect.core.objectives import ACCURACY, Score
 from idiolect.core.option_spec import split_list
 from idiolect.core.terminal import Text
 from idiolect.report.common_clients import counted
 from idiolect.report.notebook import facts, html
-from idiolect.report.rows import finished, is_best, summary
+from idiolect.report.rows import finished, is_best, summary, worst_mean
 from idiolect.report.tables import worst
 from idiolect.runs.reader import Run
 
@@ -31,7 +32,8 @@ _FEW = 1_000  # clients
 class Comparison(NamedTuple):
     """A method compared with another, on the clients for which both have results, in the protocol's round of each seed.
 
-    Counts of clients use each client's mean over seeds. Accuracies are 0..1, differences in points (-100..100).
+    Counts of clients use each client's mean over seeds. Accuracies are 0..1, their differences in points (-100..100);
+    mean squared errors and their differences are in squared units of the target.
     """
 
     method: str
@@ -39,7 +41,7 @@ class Comparison(NamedTuple):
     base: str
     """The label of the other."""
     difference: float
-    """Accuracy of the method minus that of the other, averaged as the run's protocol says."""
+    """Score of the method minus that of the other, averaged as the run's protocol says."""
     low: float
     """Lower end of the difference's 95 % interval (see ``interval``)."""
     high: float
@@ -48,7 +50,7 @@ class Comparison(NamedTuple):
     worse: int
     equal: int
     worst_decile: float
-    """Mean accuracy of the method's own worst tenth of clients, at least one client, for each seed."""
+    """Mean score of the method's own worst tenth of clients, at least one client, for each seed."""
     base_worst_decile: float
     harmed: int | None
     """Clients for which the method is worse than training alone; None if that was not run or is the method itself."""
@@ -57,6 +59,9 @@ class Comparison(NamedTuple):
     """Per seed the two-sided p-value of Wilcoxon's signed-rank test over clients; None if all clients are equal."""
     p_value: float | None
     """The p-value of all seeds together (see ``combined``)."""
+
+    by: Score = ACCURACY
+    """What the score is."""
 
     def _repr_html_(self) -> str:
         title = f"{self.method} against {self.base}"
@@ -87,26 +92,26 @@ def compared(run: Run, method: str, base: str) -> Comparison | None:
 
 
 def _compared(run: Run, values: pd.DataFrame, method: str, base: str) -> Comparison | None:
-    value_SK, base_SK, point_SK = _points(values, method, base)
+    value_SK, base_SK, point_SK = _points(values, method, base, run.score)
     if point_SK.empty:
         return None
     whole = run.protocol.weighting == "sample"
     weight_K = np.array([run.sizes[int(c)] if whole else 1.0 for c in point_SK.columns])
     low, high = interval(point_SK.to_numpy(), weight_K)
-    client_K, both = point_SK.mean(), point_SK.notna()
+    gain_K, both = run.score.sign * point_SK.mean(), point_SK.notna()
     p_values = _tested(point_SK)
     return Comparison(
         method, base, _mean(point_SK.to_numpy(), weight_K), low, high,
-        int((client_K > 0).sum()), int((client_K < 0).sum()), int((client_K == 0).sum()),
-        _worst(value_SK.where(both)), _worst(base_SK.where(both)), _harmed(run, values, method),
-        _harmed(run, values, base), p_values, combined(list(p_values.values())),
+        int((gain_K > 0).sum()), int((gain_K < 0).sum()), int((gain_K == 0).sum()),
+        _worst(value_SK.where(both), run.score), _worst(base_SK.where(both), run.score), _harmed(run, values, method),
+        _harmed(run, values, base), p_values, combined(list(p_values.values())), run.score,
     )  # fmt: skip
 
 
-def _points(values: pd.DataFrame, method: str, base: str) -> tuple[pd.DataFrame, pd.DataFrame, pd.DataFrame]:
-    """Accuracies of both, and their differences in points: seeds x clients."""
+def _points(values: pd.DataFrame, method: str, base: str, by: Score) -> tuple[pd.DataFrame, pd.DataFrame, pd.DataFrame]:
+    """Scores of both, and their differences, of accuracies in points: seeds x clients."""
     value_SK, base_SK = _values(values, method).align(_values(values, base), join="inner")
-    point_SK = (100 * (value_SK - base_SK)).round(9)  # differences of fractions that are equal are so
+    point_SK = (by.factor * (value_SK - base_SK)).round(9)  # differences of fractions that are equal are so
     return value_SK, base_SK, point_SK.dropna(how="all").dropna(how="all", axis=1)
 
 
@@ -119,7 +124,7 @@ def _tested(point_SK: pd.DataFrame) -> dict[int, float | None]:
 
 def p_value(run: Run, method: str, base: str) -> float | None:
     """``Comparison.p_value`` of two labels; None if there is nothing to test."""
-    return combined(list(_tested(_points(counted(run), method, base)[2]).values()) or [None])
+    return combined(list(_tested(_points(counted(run), method, base, run.score)[2]).values()) or [None])
 
 
 def smallest_p(clients: int, seeds: int = 1) -> float:
@@ -243,7 +248,7 @@ def _label(run: Run, name: str) -> str:
 
 
 def _values(values: pd.DataFrame, label: str) -> pd.DataFrame:
-    """Final accuracy: seeds x clients."""
+    """Final scores: seeds x clients."""
     mine = values[values["method"] == label]
     return mine.pivot(index="seed", columns="client", values="value")
 
@@ -254,9 +259,9 @@ def _mean(point_SK: np.ndarray, weight_K: np.ndarray) -> float:
     return float(((np.nan_to_num(point_SK) * there_SK).sum(1) / there_SK.sum(1)).mean())
 
 
-def _worst(value_SK: pd.DataFrame) -> float:
+def _worst(value_SK: pd.DataFrame, by: Score) -> float:
     seeds = [row.dropna() for _, row in value_SK.iterrows()]
-    return float(np.mean([row.nsmallest(max(1, len(row) // 10)).mean() for row in seeds if len(row)]))
+    return float(np.mean([worst_mean(row, by) for row in seeds if len(row)]))
 
 
 def _harmed(run: Run, values: pd.DataFrame, label: str) -> int | None:
@@ -268,7 +273,7 @@ def _harmed(run: Run, values: pd.DataFrame, label: str) -> int | None:
     mine, base = _values(values, label).align(_values(values, alone), join="inner")
     if mine.empty:
         return None
-    return int(((mine - base).mean().round(11) < 0).sum())
+    return int(((run.score.sign * (mine - base)).mean().round(11) < 0).sum())
 
 
 def p_text(p: float | None) -> str:
@@ -300,7 +305,10 @@ def _about_tests(comparison: Comparison, part: str = "", protocol: str = "") -> 
     """What was compared, and what the interval says; ``part`` are the samples, test or validation."""
     clients, seeds = comparison.better + comparison.worse + comparison.equal, len(comparison.p_values)
     count = f"{clients} clients, {seeds} seeds" if seeds > 1 else f"{clients} clients, one seed"
-    parts = [f"{count}; points of {f'{part} ' if part else ''}accuracy{f': {protocol}' if protocol else ''}."]
+    what = f"points of {f'{part} ' if part else ''}accuracy"
+    if comparison.by.metric != "accuracy":
+        what = f"{f'{part} ' if part else ''}{comparison.by.name}, less is better"
+    parts = [f"{count}; {what}{f': {protocol}' if protocol else ''}."]
     if seeds > 1:
         parts.append("Interval: 95 %, bootstrap over seeds and clients.")
     else:
@@ -310,6 +318,7 @@ def _about_tests(comparison: Comparison, part: str = "", protocol: str = "") -> 
 
 def _lines(comparison: Comparison, title: str, base: str) -> list[tuple[str, str]]:
     """The numbers of a comparison, in words."""
+    by, low, high = comparison.by, comparison.low, comparison.high
     p = p_text(comparison.p_value)
     if len(comparison.p_values) > 1:
         each = ", ".join(f"{p_text(value)} (seed {seed})" for seed, value in comparison.p_values.items())
@@ -319,11 +328,12 @@ def _lines(comparison: Comparison, title: str, base: str) -> list[tuple[str, str
     if comparison.p_value is None:
         p = "not tested, because the two are equal for every client"
     lines = [
-        ("Difference", f"{comparison.difference:+.2f} points, {comparison.low:+.2f} to {comparison.high:+.2f}"),
+        ("Difference", f"{by.change(comparison.difference)}{by.points}, {by.change(low)} to {by.change(high)}"),
         ("Clients", f"better {comparison.better}, worse {comparison.worse}, equal {comparison.equal}"),
         (
             worst(comparison.better + comparison.worse + comparison.equal).capitalize(),
-            f"{100 * comparison.worst_decile:.1f} % against {100 * comparison.base_worst_decile:.1f} %",
+            f"{by.text(comparison.worst_decile, 1)}{by.unit} against "
+            f"{by.text(comparison.base_worst_decile, 1)}{by.unit}",
         ),
         ("Wilcoxon p", p),
     ]

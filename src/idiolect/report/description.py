@@ -14,8 +14,9 @@ from rich.console import Group
 from rich.table import Table
 
 from idiolect.core import files, keys, tree
-from idiolect.core.errors import InputError
+from idiolect.core.errors import InputError, listed
 from idiolect.core.inputs import is_integer
+from idiolect.core.objectives import number
 from idiolect.core.terminal import Text
 from idiolect.core.tree import Tree
 from idiolect.data import FederatedData, holdings
@@ -27,14 +28,27 @@ from idiolect.report.page import render_page
 from idiolect.report.tables import size
 from idiolect.runs.reader import Run
 
-LEGEND = (
+_OF_LABELS = (
     "Label divergence: Jensen-Shannon divergence of two clients' training labels in bits, 0 for the same mixture of "
-    "classes, 1 for no class in common. Feature distance: root mean square distance of two clients' mean training "
+    "classes, 1 for no class in common. "
+)
+_OF_TARGETS = (
+    "Target distance: root mean square distance of two clients' mean training targets, in standard deviations of all. "
+)
+_OF_FEATURES = (
+    "Feature distance: root mean square distance of two clients' mean training "
     "samples, in standard deviations of the data set; of texts, Hellinger distance of the frequencies of their tokens, "
     "0 for the same and 1 for no token in common. Both are means over the other clients, or over "
     f"{COMPARED:,} drawn at random if there are more. At random: the mean over pairs if clients of these sizes got "
     "their samples at random."
 )
+
+
+def legend(data: FederatedData) -> str:
+    """What the numbers of a description mean."""
+    return (_OF_LABELS if data.targets is None else _OF_TARGETS) + _OF_FEATURES
+
+
 _SHADES = " ·░▒▓█"
 _CLASSES = 32  # columns that a terminal has room for
 _CLIENTS = 40
@@ -54,7 +68,7 @@ def facts(study: Mapping[str, Any], data: FederatedData, about: Description) -> 
     if len(texts) > _SAID:
         texts = [f"{len(texts)} different ones on {shifts.total()} clients: {', '.join(list(shifts)[:3])}, ..."]
     lines = [
-        ("Data set", f"{data.name}: {data.classes} classes; a sample is {form}"),
+        ("Data set", f"{data.name}: {_goal(data)}; a sample is {form}"),
         (
             "Partition",
             divided(study["partition"], bool(data.names), data.official_split) + f", seed {study['data_seed']}",
@@ -63,8 +77,7 @@ def facts(study: Mapping[str, Any], data: FederatedData, about: Description) -> 
         ("Training samples", _spread(about.train_KC.sum(1))),
         ("Test samples", _spread(about.test_KC.sum(1)) + _new_classes(about)),
         *_division(study, data),
-        ("Classes per client", _spread((about.train_KC > 0).sum(1), total=False)),
-        ("Label divergence", f"{about.label_mean:.3f} bits on average over pairs; {about.label_chance:.3f} at random"),
+        *_labels(data, about),
         ("Feature distance", f"{about.feature_mean:.3f} on average over pairs; {about.feature_chance:.3f} at random"),
         *_tokens(data),
         ("Shifts", ", ".join(texts) or "none"),
@@ -72,6 +85,32 @@ def facts(study: Mapping[str, Any], data: FederatedData, about: Description) -> 
     ]
     conditions = [short(c) for c in dict.fromkeys(data.conditions) if c]
     return lines + ([("New clients also under", ", ".join(conditions))] if conditions else [])
+
+
+def _goal(data: FederatedData) -> str:
+    """What is learnt, in words."""
+    if data.targets is None:
+        return f"{data.classes} classes"
+    return f"{listed(data.targets.names)} to predict, {'a number' if data.outputs == 1 else f'{data.outputs} numbers'}"
+
+
+def _labels(data: FederatedData, about: Description) -> list[tuple[str, str]]:
+    """How the clients' targets differ."""
+    if data.targets is None or about.target_KD is None:
+        bits = f"{about.label_mean:.3f} bits on average over pairs; {about.label_chance:.3f} at random"
+        return [("Classes per client", _spread((about.train_KC > 0).sum(1), total=False)), ("Label divergence", bits)]
+    goal = data.targets
+    lines = [
+        (
+            f"Target {name}" if data.outputs > 1 else "Target",
+            f"mean {number(mean)}, standard deviation {number(std)}; clients' means {number(low)} to {number(high)}",
+        )
+        for name, mean, std, low, high in zip(
+            goal.names, goal.mean, goal.std, about.target_KD.min(0), about.target_KD.max(0), strict=True
+        )
+    ]
+    apart = f"{about.label_mean:.3f} on average over pairs; {about.label_chance:.3f} at random"
+    return [*lines, ("Target distance", apart)]
 
 
 def _division(study: Mapping[str, Any], data: FederatedData) -> list[tuple[str, str]]:
@@ -134,12 +173,14 @@ def terminal(facts: Sequence[tuple[str, str]], data: FederatedData, about: Descr
     parts: list[Any] = [grid, ""]
     names = names_of(data)
     clients, classes = about.train_KC.shape
-    with_map = classes <= _CLASSES
+    with_map = classes <= _CLASSES and about.target_KD is None
     table = Table(box=box.SIMPLE_HEAD, padding=(0, 0, 0, 1), pad_edge=False, show_edge=False)
     table.add_column("Client", overflow="fold")
     table.add_column("Train", justify="right")
     table.add_column("Test", justify="right")
-    if with_map:
+    if about.target_KD is not None:
+        table.add_column("Mean", justify="right")
+    elif with_map:
         table.add_column("".join(str(c % 10) for c in range(classes)), no_wrap=True)
     else:
         table.add_column("Classes", justify="right")
@@ -148,7 +189,7 @@ def terminal(facts: Sequence[tuple[str, str]], data: FederatedData, about: Descr
     for k in range(min(clients, _CLIENTS)):
         count_C = about.train_KC[k]
         level_C = np.ceil(count_C / max(1, count_C.max()) * (len(_SHADES) - 1)).astype(int)
-        cell = "".join(_SHADES[v] for v in level_C) if with_map else str(int((count_C > 0).sum()))
+        cell = "".join(_SHADES[v] for v in level_C) if with_map else _third(about, k)
         line = [names[k], f"{count_C.sum():,}", f"{about.test_KC[k].sum():,}", cell]
         table.add_row(*map(Text, line + ([short(data.shifts[k])] if any(data.shifts) else [])))
     parts.append(table)
@@ -162,20 +203,30 @@ def terminal(facts: Sequence[tuple[str, str]], data: FederatedData, about: Descr
     return Group(*parts)
 
 
+def _third(about: Description, k: int) -> str:
+    """What is said of a client beside its samples: the mean of its target, or how many classes it has."""
+    if about.target_KD is not None:
+        return ", ".join(map(number, about.target_KD[k]))
+    return str(int((about.train_KC[k] > 0).sum()))
+
+
 def as_json(study: Mapping[str, Any], data: FederatedData, about: Description) -> dict[str, Any]:
     """The same numbers, per client and over all."""
     distances = zip(about.label_K.tolist(), about.feature_K.tolist(), holdings(data)["clients"], strict=False)
     clients = [
-        client | {"label_divergence": round(label, 4), "feature_distance": round(feature, 4)}
+        client | {distance_of(data): round(label, 4), "feature_distance": round(feature, 4)}
         for label, feature, client in distances
     ]
+    if about.target_KD is not None:
+        clients = [c | {"target_mean": mean} for c, mean in zip(clients, about.target_KD.tolist(), strict=True)]
+    goal = {} if data.targets is None else {"task": data.task, "targets": list(data.targets.names)}
     return {
         "dataset": data.name,
         "partition": study["partition"],
         "official_split": data.official_split,
         "shape": {n: list(v) for n, v in data.shape.items()} if isinstance(data.shape, dict) else list(data.shape),
-        "class_names": list(data.class_names),
-        "label_divergence": {"mean": about.label_mean, "at_random": about.label_chance},
+        **({"class_names": list(data.class_names)} if data.targets is None else goal),
+        distance_of(data): {"mean": about.label_mean, "at_random": about.label_chance},
         "feature_distance": {"mean": about.feature_mean, "at_random": about.feature_chance},
         "conditions": [c for c in dict.fromkeys(data.conditions) if c],
         "clients": clients,
@@ -204,7 +255,7 @@ def write_description(
             "place": k + 1,
             "who": names[k],
             "cells": [
-                int(about.train_KC[k].sum()), int(about.test_KC[k].sum()), int((about.train_KC[k] > 0).sum()),
+                int(about.train_KC[k].sum()), int(about.test_KC[k].sum()), _third(about, k),
                 f"{about.label_K[k]:.3f}", f"{about.feature_K[k]:.3f}",
             ],
             "shift": short(data.shifts[k]),
@@ -219,14 +270,22 @@ def write_description(
         figures=figures,
         shown=examples.HEADINGS.get(kind, ""),
         samples=[examples.of_client(data, k, names[k]) for k in clients] if kind else [],
-        headers=["Training samples", "Test samples", "Classes", "Label divergence", "Feature distance"],
+        headers=[
+            "Training samples", "Test samples", *(("Classes",) if data.targets is None else ("Mean of the target",)),
+            distance_of(data).replace("_", " ").capitalize(), "Feature distance",
+        ],
         lines=lines,
         clients=count,
         shifted=any(data.shifts),
-        legend=LEGEND,
-    )
+        legend=legend(data),
+    )  # fmt: skip
     files.write(out, page)
     return out
+
+
+def distance_of(data: FederatedData) -> str:
+    """The name of ``Description.label_K``."""
+    return "label_divergence" if data.targets is None else "target_distance"
 
 
 def figures_of(data: FederatedData, about: Description) -> list[Figure]:

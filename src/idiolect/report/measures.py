@@ -12,37 +12,46 @@ from idiolect.core.errors import InputError, listed, option
 from idiolect.core.option_spec import Spec, options_of
 from idiolect.data.partitions import PARTITIONS
 from idiolect.report.common_clients import counted, expected, names
-from idiolect.runs.reader import ACCURACIES, Run, once, part_of
+from idiolect.runs.reader import Run, once, part_of
 
 _NAMED = 5  # clients that a sentence lists
 _FIGURE, _ONE = "calibration", "its test samples have one class"
+_EQUAL = "its test samples have one value"
+_SHORT = {"auroc": "AUROC", "mse": "MSE", "mae": "MAE", "r2": "R2"}
+OF_NUMBERS = ("mse", "mae", "r2")
+"""The metrics of predicted numbers, which are no shares."""
 _CLASS_OF = {"specificity": 0, "sensitivity": 1}
 
 
 def requested(run: Run) -> list[str]:
     """The measures of a study that are numbers, as they are recorded; ``recall`` stands for those of all classes.
 
-    They are of test samples: a run without test samples has none.
+    They are of test samples: a run without test samples has none. Where numbers are predicted, they are always the mean
+    absolute error and R2.
     """
     if run.part == "validation":
         return []
+    if run.task == "regression":
+        return ["mae", "r2"]
     return [str(name) for name in run.study.get("measures") or () if name != _FIGURE]
 
 
 def words(metric: str) -> str:
     """The name of a metric for a heading.
 
-    >>> [words(m) for m in ("auroc", "macro_f1", "sensitivity:specificity=0.9")]
-    ['AUROC', 'Macro f1', 'Sensitivity at specificity 0.9']
+    >>> [words(m) for m in ("auroc", "macro_f1", "sensitivity:specificity=0.9", "mae")]
+    ['AUROC', 'Macro f1', 'Sensitivity at specificity 0.9', 'MAE']
     """
     spec = Spec.parse(metric) if ":" in metric else Spec(name=metric)
     at = "".join(f" at {k} {v:g}" for k, v in spec.options.items())
-    return ("AUROC" if spec.name == "auroc" else spec.name.replace("_", " ").capitalize()) + at
+    return _SHORT.get(spec.name, spec.name.replace("_", " ").capitalize()) + at
 
 
 def header(metric: str) -> str:
-    """The same for a column of per cent."""
+    """The same for a column, with its unit."""
     name = words(metric)
+    if metric in OF_NUMBERS:
+        return name
     if " at " in name:
         name = name.replace("ensitivity", "ens.").replace("pecificity", "pec.")
     return f"{name} %"
@@ -75,7 +84,7 @@ def means(run: Run) -> dict[str, dict[str, float]]:
     return means_of
 
 
-def why_missing(run: Run, client: int, metric: str = "accuracy") -> str:
+def why_missing(run: Run, client: int, metric: str) -> str:
     """Why a client has no value of a metric, in words that follow its name."""
     part = part_of(metric)
     test_C = next((c.get(part, ()) for c in run.manifest["clients"] if c["id"] == client), ())
@@ -84,7 +93,9 @@ def why_missing(run: Run, client: int, metric: str = "accuracy") -> str:
     of = class_of(metric)
     if of is not None and of < len(test_C) and not test_C[of]:
         return f"no test samples of class {run.manifest['class_names'][of]}"
-    if metric not in ACCURACIES.values() and of is None and np.count_nonzero(test_C) == 1:
+    if run.task == "regression" and metric == "r2":
+        return _EQUAL
+    if metric not in run.proportions and of is None and np.count_nonzero(test_C) == 1:
         return _ONE
     return "no results"
 

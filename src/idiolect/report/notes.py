@@ -41,7 +41,7 @@ def coinciding(run: Run) -> list[str]:
     """A sentence about the methods that did the same thing, which some do where a frozen backbone leaves no body."""
     if "backbone" not in run.manifest:
         return []
-    r = run.records[run.records["metric"].isin(("accuracy", "loss")) & (run.records["client"] >= 0)]
+    r = run.records[run.records["metric"].isin((run.score.metric, "loss")) & (run.records["client"] >= 0)]
     groups: dict[bytes, list[str]] = {}
     for label, rows in r.groupby("method", sort=False):
         numbers = rows.sort_values(["seed", "round", "client", "stage", "metric"])
@@ -58,7 +58,8 @@ def _early_ends(run: Run) -> list[str]:
         f"{run.titles[label]}, seed {seed}: stopped after round {stop.round}, round {stop.best} counts"
         for (label, seed), stop in run.stopped.items()
     ]
-    return [f"The validation accuracy no longer rose. {listed(each, _NAMED, '; ')}."]
+    better = "rose" if run.score.more_is_better else "fell"
+    return [f"The validation {run.score.name} no longer {better}. {listed(each, _NAMED, '; ')}."]
 
 
 @once

@@ -56,7 +56,7 @@ class Overview:
             "train": about.train_KC.sum(1),
             "test": about.test_KC.sum(1),
             "classes": (about.train_KC > 0).sum(1),
-            "label_divergence": about.label_K,
+            description.distance_of(self.data): about.label_K,
             "feature_distance": about.feature_K,
             "shift": list(self.data.shifts[:count]),
         }
@@ -92,9 +92,10 @@ class Overview:
 
     def _repr_html_(self) -> str:
         frame = self.clients()
-        for name in ("label_divergence", "feature_distance"):
+        apart = description.distance_of(self.data)
+        for name in (apart, "feature_distance"):
             frame[name] = frame[name].map("{:.3f}".format)
-        numbers = ["train", "test", "classes", "label_divergence", "feature_distance"]
+        numbers = ["train", "test", "classes", apart, "feature_distance"]
         columns = {"client": False} | dict.fromkeys(numbers, True) | ({"shift": False} if any(frame["shift"]) else {})
         shown = frame.rename(columns={"name": "client"}).head(description.LINES)
         block = Block(
@@ -103,4 +104,5 @@ class Overview:
             shown[list(columns)].astype(str).to_numpy().tolist(),
             is_folded=len(frame) > _OPEN,
         )
-        return html(facts(f"{self.data.name}, {len(frame)} clients", self.facts), block, below=[description.LEGEND])
+        below = [description.legend(self.data)]
+        return html(facts(f"{self.data.name}, {len(frame)} clients", self.facts), block, below=below)

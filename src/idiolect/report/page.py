@@ -17,7 +17,7 @@ import vl_convert
 from markupsafe import Markup
 
 from idiolect.core import files
-from idiolect.core.errors import InputError
+from idiolect.core.errors import InputError, listed
 from idiolect.data.datasets import cache as kept
 from idiolect.report import defences
 from idiolect.report.by_client import shown
@@ -28,7 +28,7 @@ from idiolect.report.figures.view import View
 from idiolect.report.formatting import divided, plain
 from idiolect.report.notes import notes, said
 from idiolect.report.rows import is_best, new_clients, summary
-from idiolect.report.tables import LEGEND, accuracy_text, as_csv, as_latex, columns_of, worst
+from idiolect.report.tables import LEGEND, as_csv, as_latex, columns_of, score_text, worst
 from idiolect.report.templates import file_text, templates
 from idiolect.runs.folder import PAGE_FILE
 from idiolect.runs.reader import Run, read
@@ -173,9 +173,10 @@ def _versus(run: Run, pairs: list[Comparison]) -> str:
     p = "p: Wilcoxon's signed-rank test over clients, two-sided, not corrected for the number of methods"
     p += "; for several seeds twice their mean, because the seeds have the same clients" if seeds > 1 else ""
     harm = "" if best.harmed is None else f" {run.titles[best.method]} itself harms {best.harmed}."
+    how = ", in points" if run.task == "classification" else "; less is better"
     few = next((f" {text}" for text in map(too_few, pairs) if text), "")
     return (
-        f"Difference: accuracy of {run.titles[best.method]} minus the other's, in points, with a 95 % interval by a "
+        f"Difference: {run.score.name} of {run.titles[best.method]} minus the other's{how}, with a 95 % interval by a "
         f"bootstrap over {level}. Better, worse, equal: for how many clients {run.titles[best.method]} is, by their "
         f"means over seeds. {p}. Harmed: clients for which the other method is worse than training alone.{harm}{few}"
     )
@@ -185,7 +186,7 @@ def protocol_of(run: Run) -> str:
     """What the accuracy is, in sentences."""
     networks = "" if run.precision == "float32" else f" Networks computed in {run.precision}."
     never = "never the best round on the test samples"
-    what = "Accuracy" if run.part == "test" else "Validation accuracy"
+    what = f"{'validation ' * (run.part == 'validation')}{run.score.name}".capitalize()
     return f"{what}: {run.said(whose(run))}; {never}.{networks} {defences.honest(run)}".rstrip()
 
 
@@ -201,8 +202,9 @@ def _facts(run: Run) -> list[tuple[str, str]]:
         examples = ", ".join([*list(shifts)[:3], "..."])
         texts = [f"{len(shifts)} different ones on {sum(shifts.values())} of {len(clients)} clients: {examples}"]
     seeds = run.study["seeds"]
+    target = f"{len(names)} classes" if run.task == "classification" else f"predicts {listed(run.manifest['targets'])}"
     return [
-        ("Data set", f"{plain(run.manifest['dataset'])}: {len(names)} classes, {rows}"),
+        ("Data set", f"{plain(run.manifest['dataset'])}: {target}, {rows}"),
         ("Clients", _clients(run)),
         ("Partition", divided(run.study["partition"], "name" in clients[0], run.manifest.get("official_split"))),
         ("Shifts", ", ".join(texts) or "none"),
@@ -222,7 +224,7 @@ def stopped(run: Run) -> list[str]:
     """A sentence for each method and seed that has no result of the study's last round."""
     notes = []
     for label, title in run.titles.items():
-        mine = run.accuracy[run.accuracy["method"] == label]
+        mine = run.scores[run.scores["method"] == label]
         if diverged := [d for d in run.diverged if d.method == label]:
             without = "so the method has no final results"
             notes += [f"{title}, seed {d.seed}: diverged in round {d.round}, {without} ({d.said})." for d in diverged]
@@ -238,14 +240,14 @@ def stopped(run: Run) -> list[str]:
 
 
 def _comparison(runs: list[Run], colours: dict[str, str]) -> list[dict[str, Any]]:
-    """Accuracy per method (rows) and run (columns)."""
+    """Score per method (rows) and run (columns)."""
     tables = [{row.label: row for row in summary(run)} for run in runs]
     lines = []
     for label, colour in colours.items():
         cells_of = [(table.get(label), list(table.values())) for table in tables]
         title = next(row.title for row, _ in cells_of if row)
         cells = [
-            {"text": accuracy_text(row), "value": row.accuracy, "best": is_best(row, rows)}
+            {"text": score_text(row), "value": row.score, "best": is_best(row, rows)}
             if row
             else {"text": "-", "value": None, "best": False}
             for row, rows in cells_of

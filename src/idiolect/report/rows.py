@@ -8,10 +8,11 @@ from typing import NamedTuple
 import numpy as np
 import pandas as pd
 
+from idiolect.core.objectives import ACCURACY, Score
 from idiolect.report.common_clients import counted, left_out, shared
 from idiolect.report.formatting import short
 from idiolect.report.measures import means
-from idiolect.runs.reader import ACCURACIES, Part, Run, once
+from idiolect.runs.reader import Part, Run, once
 
 
 class Row(NamedTuple):
@@ -23,18 +24,19 @@ class Row(NamedTuple):
 
     label: str
     title: str
-    accuracy: float | None
-    """Mean accuracy of the samples ``measured``, over clients or over samples as the run's protocol says, 0..1."""
+    score: float | None
+    """Mean score of the samples ``measured``, over clients or over samples as the run's protocol says: an accuracy,
+    0..1, or a mean squared error. In tables it has the name of its metric."""
     per_client: float | None
-    """Mean over clients, 0..1."""
+    """Mean over clients."""
     per_sample: float | None
-    """Mean over samples, 0..1."""
+    """Mean over samples."""
     std: float | None
-    """Standard deviation over clients (divided by K), 0..1."""
+    """Standard deviation over clients (divided by K)."""
     worst_decile: float | None
-    """Mean accuracy of the worst K // 10 clients, at least one, 0..1."""
+    """Mean score of the worst K // 10 clients, at least one."""
     versus_fedavg: float | None
-    """Accuracy minus that of FedAvg, in points (-100..100), over the seeds that both have."""
+    """Score minus that of FedAvg, an accuracy in points (-100..100), over the seeds that both have."""
     bytes_per_round: float | None
     """Bytes down and up, mean per participating client and round."""
     seconds: float | None
@@ -44,13 +46,13 @@ class Row(NamedTuple):
     seeds: int
     """How many seeds have records."""
     seed_std: float | None
-    """Standard deviation of the accuracy over seeds (divided by seeds - 1), 0..1; None for one seed."""
+    """Standard deviation of the score over seeds (divided by seeds - 1); None for one seed."""
     calibration_error: float | None = None
     """Expected calibration error, mean over clients, 0..1."""
     brier: float | None = None
     """Brier score, mean over clients, 0..2."""
     diverged: int | None = None
-    """The round in which training diverged, the earliest of the seeds; such a method has no accuracy."""
+    """The round in which training diverged, the earliest of the seeds; such a method has no score."""
     clients: int | None = None
     """K: how many clients count, with one seed or more."""
     left_out: str = ""
@@ -58,11 +60,23 @@ class Row(NamedTuple):
     stopped: int | None = None
     """The round after which training stopped early, the earliest of the seeds; None if one goes on to the last."""
     measured: str = "test"
-    """The samples that the accuracies are of: test samples or, in a run without any, validation samples."""
+    """The samples that the scores are of: test samples or, in a run without any, validation samples."""
     validation: float | None = None
-    """Mean accuracy on validation samples, averaged like ``accuracy``, 0..1."""
+    """Mean score on validation samples, averaged like ``score``."""
     measures: Mapping[str, float | None] = {}
-    """The measures that the study asks for, 0..1: means over the clients that have a value, by measure."""
+    """The measures beside the score: means over the clients that have a value, by measure."""
+    by: Score = ACCURACY
+    """What the score is."""
+
+    @property
+    def accuracy(self) -> float | None:
+        """The score of a classification."""
+        return self.score if self.by.metric == "accuracy" else None
+
+    @property
+    def rank(self) -> float:
+        """The score such that more is better; the lowest of all where there is none."""
+        return -np.inf if self.score is None else self.by.sign * self.score
 
 
 @once
@@ -73,7 +87,7 @@ def summary(run: Run) -> list[Row]:
     ends = {label: final[final["method"] == label] for label in run.titles}
     fedavg = run.find("fedavg")
     wire = run.records[(run.records["stage"] == "wire") & run.records["metric"].isin(["bytes_down", "bytes_up"])]
-    valid = counted(run, ACCURACIES["validation"])
+    valid = counted(run, run.score.validation)
     calibration, brier = counted(run, "calibration_error"), counted(run, "brier")
     rows = []
     for label, title in run.titles.items():
@@ -81,17 +95,16 @@ def summary(run: Run) -> list[Row]:
         seconds = run.timings.loc[run.timings["method"] == label, "seconds"]
         seeds = [seed for _, seed in end.groupby("seed")]
         each = per_seed(run, end)
-        accuracy = _mean(each)
         exchanges = len(sent.drop_duplicates(["seed", "round", "client"]))
         rows.append(
             Row(
                 label,
                 title,
-                accuracy,
+                _mean(each),
                 _over_clients(end),
                 _per_sample(run, end),
                 _mean([s["value"].std(ddof=0) for s in seeds]),
-                _mean([s["value"].nsmallest(max(1, len(s) // 10)).mean() for s in seeds]),
+                _mean([worst_mean(s["value"], run.score) for s in seeds]),
                 _gain(run, end, ends[fedavg]) if fedavg else None,
                 float(sent["value"].sum()) / exchanges if exchanges else None,
                 float(seconds.sum()) if len(seconds) else None,
@@ -107,27 +120,34 @@ def summary(run: Run) -> list[Row]:
                 run.part,
                 _mean(per_seed(run, valid[valid["method"] == label], "validation")),
                 {measure: by_method.get(label) for measure, by_method in measures.items()},
+                run.score,
             )
         )
     return rows
 
 
+def worst_mean(values: pd.Series[float], by: Score) -> float:
+    """The mean over the worst tenth of clients, at least one."""
+    count = max(1, len(values) // 10)
+    return float((values.nsmallest(count) if by.more_is_better else values.nlargest(count)).mean())
+
+
 def _gain(run: Run, end: pd.DataFrame, base: pd.DataFrame) -> float | None:
-    """Accuracy minus that of another method, in points, over what both have."""
+    """Score minus that of another method, an accuracy in points, over what both have."""
     keys = ["seed", "client", *(["round"] if run.protocol.clients == "participants" else [])]
     both = end.reset_index().merge(base[[*keys, "value"]], on=keys, suffixes=("", "_base"))
     means = [_mean(per_seed(run, both.assign(value=both[of]))) for of in ("value", "value_base")]
-    return None if means[0] is None or means[1] is None else 100 * (means[0] - means[1])
+    return None if means[0] is None or means[1] is None else run.score.factor * (means[0] - means[1])
 
 
 def _evaluated(run: Run, label: str) -> int:
-    rounds = run.accuracy[run.accuracy["method"] == label].groupby("seed")["round"].max()
+    rounds = run.scores[run.scores["method"] == label].groupby("seed")["round"].max()
     return int(rounds.min()) if len(rounds) else 0
 
 
 def _early_end(run: Run, label: str) -> int | None:
     """The earliest round after which a seed stopped, if every seed stopped or reached the study's last round."""
-    ends = run.accuracy[run.accuracy["method"] == label].groupby("seed")["round"].max()
+    ends = run.scores[run.scores["method"] == label].groupby("seed")["round"].max()
     early = [run.stopped[label, seed].round for seed in ends.index if (label, seed) in run.stopped]
     at_end = int((ends >= run.study["rounds"]).sum())
     return min(early) if early and len(early) + at_end == len(ends) else None
@@ -137,17 +157,17 @@ class NewClients(NamedTuple):
     """New clients under one condition, or the clients that trained."""
 
     who: str
-    accuracy: dict[str, float | None]
-    """Per method: mean over clients of test accuracy, 0..1, averaged over seeds."""
+    score: dict[str, float | None]
+    """Per method: mean over clients of the score on test samples, averaged over seeds."""
     per_sample: dict[str, float | None]
     """The same, weighted by the clients' test samples."""
 
 
 def new_clients(run: Run) -> list[NewClients]:
-    """The accuracy of new clients under each condition; empty if there are none."""
+    """The score of new clients under each condition; empty if there are none."""
     if not run.new_clients or run.part == "validation":
         return []
-    frame = shared(run.settled(run.select("new", "accuracy")), "seed")
+    frame = shared(run.settled(run.select("new", run.score.metric)), "seed")
     condition = frame["client"].map(run.new_clients)
 
     def row(who: str, part: pd.DataFrame) -> NewClients:
@@ -165,23 +185,23 @@ def new_clients(run: Run) -> list[NewClients]:
     ]
 
 
-def accuracies(run: Run, part: Part = "test") -> pd.Series[float]:
-    """The protocol's accuracy (0..1) of test or validation samples by method and seed, in the study's order.
+def scores(run: Run, part: Part = "test") -> pd.Series[float]:
+    """The protocol's score of test or validation samples by method and seed, in the study's order.
 
     It is over the clients that all methods have; ``common_clients.sentences`` names the others.
     """
     keys: list[tuple[str, int]] = []
     values: list[float] = []
-    frame = counted(run, ACCURACIES[part])
+    frame = counted(run, run.metric_of(part))
     for label in run.titles:
         end = frame[frame["method"] == label]
         keys += [(label, seed) for seed in sorted(end["seed"].unique().tolist())]
         values += per_seed(run, end, part)
     index = pd.MultiIndex.from_tuples(keys, names=["method", "seed"])
-    return pd.Series(np.array(values, float), index=index, name=ACCURACIES[part])
+    return pd.Series(np.array(values, float), index=index, name=run.metric_of(part))
 
 
-def client_accuracies(run: Run) -> pd.DataFrame:
+def client_scores(run: Run) -> pd.DataFrame:
     """The same of every client that has a result: a row for each, by name or number; a column per method and seed.
 
     A client that a method lacks has a gap there, and does not count in the means.
@@ -224,12 +244,11 @@ def _mean(values: Sequence[float]) -> float | None:
 
 def finished(rows: Sequence[Row]) -> list[Row]:
     """The methods that can be compared: with results in the latest round that any method reached, or stopped early."""
-    there = [r for r in rows if r.accuracy is not None]
+    there = [r for r in rows if r.score is not None]
     latest = max((r.rounds for r in there), default=0)
     return [r for r in there if r.rounds == latest or r.stopped is not None]
 
 
 def is_best(row: Row, rows: Sequence[Row]) -> bool:
-    """Whether no method that can be compared has a higher accuracy."""
-    accuracies = [r.accuracy or 0 for r in finished(rows)]
-    return row in finished(rows) and row.accuracy == max(accuracies)
+    """Whether no method that can be compared has a better score."""
+    return row in finished(rows) and row.rank == max(r.rank for r in finished(rows))

@@ -24,12 +24,9 @@ def run_html(run: Run) -> str:
     if newcomers := new_clients(run):
         blocks.append(
             Block(
-                "Accuracy (%) of new clients, which took no part in training",
+                f"{run.score.axis.capitalize()} of new clients, which took no part in training",
                 {"Who": False} | dict.fromkeys(run.titles.values(), True),
-                [
-                    [row.who, *("-" if a is None else f"{100 * a:.2f}" for a in row.accuracy.values())]
-                    for row in newcomers
-                ],
+                [[row.who, *(run.score.text(value) for value in row.score.values())] for row in newcomers],
             )
         )
     return html(*blocks, notes=[*said(run), *stopped(run)], below=[protocol_of(run), LEGEND])

@@ -15,9 +15,10 @@ from rich.table import Table
 
 from idiolect.core.errors import InputError, nearest, printable
 from idiolect.core.evaluation_protocol import Protocol
+from idiolect.core.objectives import ACCURACY, SCORES, Score, number
 from idiolect.core.terminal import Text
 from idiolect.report.common_clients import counted
-from idiolect.report.measures import header, requested
+from idiolect.report.measures import OF_NUMBERS, header, requested
 from idiolect.report.rows import NewClients, Row, finished, is_best, summary
 from idiolect.runs.reader import Run
 
@@ -33,6 +34,8 @@ class Column(NamedTuple):
 
     def value(self, row: Row) -> object:
         """What it shows of a row, as it is."""
+        if self.field == row.by.metric:
+            return row.score
         return row.measures[self.field] if self.field in row.measures else getattr(row, self.field)
 
 
@@ -40,36 +43,37 @@ def _number(value: float | None, form: str = ".1f") -> str:
     return "-" if value is None else format(value, form)
 
 
-def _percent(field: str) -> Callable[[Row], str]:
+def _score(field: str, digits: int = 1) -> Callable[[Row], str]:
     def text(row: Row) -> str:
-        value = getattr(row, field)
-        return _number(None if value is None else 100 * value)
+        return row.by.text(getattr(row, field), digits)
 
     return text
 
 
-def accuracy_text(row: Row) -> str:
-    """Accuracy in per cent, with the standard deviation over seeds, or the round in which training diverged.
+def _change(row: Row) -> str:
+    return "-" if row.versus_fedavg is None else row.by.change(row.versus_fedavg, ".1f")
 
-    >>> accuracy_text(Row("a", "A", 0.5, 0.5, 0.5, 0.1, 0.4, None, None, None, 9, 2, 0.0123))
+
+def score_text(row: Row) -> str:
+    """The score, with the standard deviation over seeds, or the round in which training diverged.
+
+    >>> score_text(Row("a", "A", 0.5, 0.5, 0.5, 0.1, 0.4, None, None, None, 9, 2, 0.0123))
     '50.00 ± 1.23'
     """
     if row.diverged is not None:
         return f"diverged in round {row.diverged}"
-    spread = "" if row.seed_std is None else f" ± {100 * row.seed_std:.2f}"
-    return "-" if row.accuracy is None else f"{100 * row.accuracy:.2f}{spread}"
+    spread = "" if row.seed_std is None else f" ± {row.by.text(row.seed_std)}"
+    return "-" if row.score is None else f"{row.by.text(row.score)}{spread}"
 
 
-_VALIDATION = Column(
-    "validation", "Validation %", lambda row: _number(None if row.validation is None else 100 * row.validation, ".2f")
-)
+_VALIDATION = Column("validation", "Validation %", _score("validation", 2))
 COLUMNS = (
-    Column("accuracy", "Accuracy %", accuracy_text),
-    Column("per_client", "Per client %", _percent("per_client")),
-    Column("per_sample", "Per sample %", _percent("per_sample")),
-    Column("std", "Client std", _percent("std")),
-    Column("worst_decile", "Worst tenth", _percent("worst_decile")),
-    Column("versus_fedavg", "vs FedAvg", lambda row: _number(row.versus_fedavg, "+.1f")),
+    Column("accuracy", "Accuracy %", score_text),
+    Column("per_client", "Per client %", _score("per_client")),
+    Column("per_sample", "Per sample %", _score("per_sample")),
+    Column("std", "Client std", _score("std")),
+    Column("worst_decile", "Worst tenth", _score("worst_decile")),
+    Column("versus_fedavg", "vs FedAvg", _change),
     Column("calibration_error", "ECE", lambda row: _number(row.calibration_error, ".3f")),
     Column("brier", "Brier", lambda row: _number(row.brier, ".3f")),
     Column(
@@ -83,9 +87,9 @@ COLUMNS = (
 )
 
 LEGEND = (
-    "± standard deviation over seeds. Validation: accuracy on the samples that were kept for validation. Per client, "
+    "± standard deviation over seeds. Validation: the score on the samples that were kept for validation. Per client, "
     "per sample: the mean over clients and over samples. Client std: "
-    "standard deviation over clients, in points. Worst tenth: mean accuracy of the worst tenth of clients; with fewer "
+    "standard deviation over clients, in points. Worst tenth: mean score of the worst tenth of clients; with fewer "
     "than 20 clients that of the worst client. ECE, Brier: expected calibration error (0 to 1, 15 bins) and Brier "
     "score (0 to 2), means over clients, less is better. Bytes per round: down and up, per participating client. "
     "Time: all rounds and seeds together."
@@ -122,35 +126,49 @@ def worst(clients: int) -> str:
 
 
 def columns_of(run: Run) -> tuple[Column, ...]:
-    """The table's columns, with the header for so many clients, and those of the measures that the study asks for."""
-    worst_name = worst(counted(run)["client"].nunique()).capitalize()
-    usual = [c._replace(header=worst_name) if c.field == "worst_decile" else c for c in COLUMNS]
+    """The table's columns, with the header for so many clients, and those of the measures beside the score."""
+    headers = {"worst_decile": worst(counted(run)["client"].nunique()).capitalize()}
+    usual = [c._replace(header=headers.get(c.field, c.header)) for c in COLUMNS]
+    validation = _VALIDATION
+    if run.task == "regression":
+        usual = [_of_numbers(c, run.score) for c in usual if c.field not in _OF_CLASSES]
+        validation = _VALIDATION._replace(header=f"Validation {run.score.header}")
     if run.part == "validation":
-        names = {"accuracy": _VALIDATION.header}
-        return tuple(c._replace(header=names.get(c.field, c.header)) for c in usual if c.field not in _OF_TEST)
+        first, *rest = usual
+        return first._replace(header=validation.header), *(c for c in rest if c.field not in _OF_CLASSES)
     if any(row.validation is not None for row in summary(run)):
-        usual.insert(1, _VALIDATION)
+        usual.insert(1, validation)
     place = [c.field for c in usual].index("versus_fedavg") + 1
     return (*usual[:place], *(Column(m, header(m), _measure(m)) for m in requested(run)), *usual[place:])
+
+
+def _of_numbers(column: Column, score: Score) -> Column:
+    """A usual column where numbers are predicted."""
+    if column.field == "accuracy":
+        return column._replace(field=score.metric, header=score.header)
+    return column._replace(header=column.header.replace(" %", f" {score.header}"))
 
 
 def _measure(name: str) -> Callable[[Row], str]:
     def text(row: Row) -> str:
         value = row.measures.get(name)
-        return _number(None if value is None else 100 * value)
+        if value is None:
+            return "-"
+        return number(value) if name in OF_NUMBERS else _number(100 * value)
 
     return text
 
 
 def fields_of(run: Run) -> tuple[Column, ...]:
-    """What table.csv has: every field of ``Row``, and the measures that the study asks for."""
+    """What table.csv has: every field of ``Row``, and the measures beside the score."""
     columns = {column.field: column for column in columns_of(run)}
-    return tuple(columns.get(name, Column(name, name, str)) for name in fields(requested(run)))
+    return tuple(columns.get(name, Column(name, name, str)) for name in fields(requested(run), run.score))
 
 
-def fields(measures: Iterable[str]) -> list[str]:
+def fields(measures: Iterable[str], score: Score) -> list[str]:
     """The names of the columns of table.csv."""
-    return [*(name for name in Row._fields if name != "measures"), *measures]
+    left_out = ("measures", "by", *(_OF_CLASSES if score.metric != "accuracy" else ()))
+    return [*(score.metric if name == "score" else name for name in Row._fields if name not in left_out), *measures]
 
 
 _SHORT = {
@@ -178,11 +196,11 @@ def chosen(columns: Sequence[Column], names: Sequence[str]) -> Sequence[Column]:
     return [*first, *(column for column in dict.fromkeys(by_field[n] for n in names) if column not in first)]
 
 
-_OF_TEST = ("calibration_error", "brier")
+_OF_CLASSES = ("calibration_error", "brier")  # and of test samples
 _PAGE_ONLY = ("per_client", "per_sample", "calibration_error", "brier", "rounds", "seeds")
 _WIDTH, _TITLE = 80, 20  # of the table in a terminal, and at most of the methods in it
 _SPARED = ("seconds", "bytes_per_round", "std", "worst_decile", "versus_fedavg")  # to make room, in this order
-_USUAL_FIELDS = tuple(column.field for column in COLUMNS)
+_USUAL_FIELDS = (*(column.field for column in COLUMNS), *SCORES)
 
 
 def _lines(column: Column) -> list[str]:
@@ -225,8 +243,9 @@ def render(
     rounds, part = max((row.rounds for row in finished(rows)), default=0), _part_of(rows)
     most = "up to " * any(row.stopped is not None for row in finished(rows))
     after = f" after {most}{rounds} round{'' if rounds == 1 else 's'}" if rounds else ""
+    name = rows[0].by.name if rows else "score"
     caption = (
-        f"{part} accuracy{after}: {protocol}"
+        f"{part} {name}{after}: {protocol}"
         f"{'; ± standard deviation over seeds' if any(row.seed_std is not None for row in rows) else ''}. {more}"
     ).rstrip()
     caption = "\n".join([caption, *notes])
@@ -243,7 +262,7 @@ def render(
         table.add_column("\n".join(_lines(column)), justify="right", no_wrap=True)
     for row in rows:
         bold = "bold" if is_best(row, rows) else ""
-        cells = [Text(column.text(row), bold if column.field == "accuracy" else "") for column in columns]
+        cells = [Text(column.text(row), bold if column.field == row.by.metric else "") for column in columns]
         table.add_row(Text(row.title, bold), *cells)
     return table
 
@@ -252,17 +271,17 @@ def _part_of(rows: Sequence[Row]) -> str:
     return rows[0].measured.capitalize() if rows else "Test"
 
 
-def render_new_clients(rows: Sequence[NewClients], titles: Mapping[str, str]) -> Table:
+def render_new_clients(rows: Sequence[NewClients], titles: Mapping[str, str], score: Score = ACCURACY) -> Table:
     """New clients beside those that trained, for a terminal: a line for each condition, a column for each method."""
     table = Table(
         box=box.SIMPLE_HEAD, padding=(0, 0, 0, 1), pad_edge=False, show_edge=False, caption_justify="left",
-        caption="Test accuracy (%) of new clients, which took no part in training: mean over clients.",
+        caption=f"Test {score.axis} of new clients, which took no part in training: mean over clients.",
     )  # fmt: skip
     table.add_column("Who", overflow="fold", min_width=12)
     for title in titles.values():
         table.add_column(Text(title), justify="right", no_wrap=True)
     for row in rows:
-        table.add_row(Text(row.who), *(_number(None if a is None else 100 * a) for a in row.accuracy.values()))
+        table.add_row(Text(row.who), *(score.text(value, 1) for value in row.score.values()))
     return table
 
 
@@ -315,7 +334,8 @@ def as_csv(rows: Sequence[Row], names: Sequence[str] = ()) -> str:
     """
     text = io.StringIO()
     writer = csv.writer(text, lineterminator="\n")
-    names = names or fields(dict.fromkeys(measure for row in rows for measure in row.measures))
+    measures = dict.fromkeys(measure for row in rows for measure in row.measures)
+    names = names or fields(measures, rows[0].by if rows else ACCURACY)
     writer.writerow(names)
     writer.writerows([Column(name, name, str).value(row) for name in names] for row in rows)
     return text.getvalue()

@@ -76,11 +76,11 @@ def still_falls(loss_T: Sequence[float]) -> bool:
 
 
 def _learns(run: Run, label: str) -> bool:
-    """Whether a method's training loss still falls, and its accuracy is not below that of earlier evaluations."""
+    """Whether a method's training loss still falls, and its score is not worse than that of earlier evaluations."""
     loss = run.select("local", "train_loss")
     mean_T = loss[loss["method"] == label].groupby("round")["value"].mean()  # over participants and seeds
-    accuracy = run.accuracy[run.accuracy["method"] == label].groupby("round")["value"].mean()
-    if len(accuracy) > 1 and accuracy.iloc[-1] < accuracy.iloc[:-1].mean():
+    score = run.score.sign * run.scores[run.scores["method"] == label].groupby("round")["value"].mean()
+    if len(score) > 1 and score.iloc[-1] < score.iloc[:-1].mean():
         return False  # more of the same would not help
     return still_falls(mean_T.tolist())
 
@@ -91,6 +91,8 @@ def _one_class(run: Run, label: str) -> bool:
     Clients whose measured samples have one class say nothing about it. Where balanced accuracy was recorded, its mean
     must be that of a constant prediction, too; otherwise, every client's accuracy must be that of the class.
     """
+    if run.task == "regression":
+        return False
     clients = {c["id"]: c for c in run.manifest["clients"] if np.count_nonzero(c.get(run.part, ())) > 1}
     mine = _of(counted(run), label, clients)
     if mine.empty:

@@ -346,7 +346,7 @@ def _final(side: Side, use: Use) -> tuple[float | None, int | None]:
     row = next(r for r in report.summary(side.run) if r.label == use.label)
     final = side.run.final
     counted = final[final["method"] == use.label]["round"]
-    return row.accuracy, int(counted.max()) if len(counted) else None
+    return row.score, int(counted.max()) if len(counted) else None
 
 
 def _first(a: Side, b: Side, mine: Use, theirs: Use) -> int | None:
@@ -359,8 +359,8 @@ def _first(a: Side, b: Side, mine: Use, theirs: Use) -> int | None:
 
 
 def _means(run: report.Run, label: str) -> pd.Series[float]:
-    accuracy = run.accuracy[run.accuracy["method"] == label]
-    return accuracy.sort_values("client").groupby(["seed", "round"])["value"].mean()
+    scores = run.scores[run.scores["method"] == label]
+    return scores.sort_values("client").groupby(["seed", "round"])["value"].mean()
 
 
 def render(diff: Diff) -> list[Table | Text]:

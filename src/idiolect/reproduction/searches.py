@@ -175,7 +175,7 @@ def chosen(c: Cell, tuning: Tuning) -> Cell | None:
     """The cell with what its search chose; None if no trial reached the last round."""
     (one,) = tuning.chosen()
     assert c.study is not None
-    return None if one.accuracy is None else with_choice(c, Choice(one.values, one.accuracy, digest(c.study)))
+    return None if one.score is None else with_choice(c, Choice(one.values, one.score, digest(c.study)))
 
 
 def settled(recipe: Recipe, c: Cell, out: Path, folder: Path | None, *, rounds: int | None = None) -> Cell:

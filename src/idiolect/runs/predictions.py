@@ -19,22 +19,34 @@ from idiolect.runs.schema import read_table
 
 _KEYS = {
     "method": pa.string(), "seed": pa.int64(), "client": pa.int64(), "stage": pa.string(), "sample": pa.int64(),
-    "label": pa.int64(),
 }  # fmt: skip
+LABEL = "label"
 
 
 class ClientPredictions(NamedTuple):
-    """The predictions of a client's test samples: N of them, C classes."""
+    """The predictions of a client's test samples: N of them, C classes or D numbers."""
 
     stage: str
     client: int
-    label_N: NDArray[np.int64]
+    truth_N: NDArray[np.int64] | NDArray[np.float64]
+    """Labels (N,), or numbers (N, D)."""
     p_NC: NDArray[np.float64]
+    """Class probabilities, or numbers (N, D)."""
 
 
 def probability(number: int) -> str:
     """The name of a class's column."""
     return f"probability[{number}]"
+
+
+def truth(number: int) -> str:
+    """The name of a number's column."""
+    return f"target[{number}]"
+
+
+def prediction(number: int) -> str:
+    """The name of the column of what was predicted of a number."""
+    return f"prediction[{number}]"
 
 
 def save(folder: Path, method: str, seed: int, clients: Sequence[ClientPredictions], mode: int = 0o666) -> None:
@@ -46,18 +58,23 @@ def save(folder: Path, method: str, seed: int, clients: Sequence[ClientPredictio
         RunError: the disk is full or the folder cannot be written.
     """
     clients = sorted(clients, key=lambda f: f.client)
-    count = [len(f.label_N) for f in clients]
-    p_RC = np.concatenate([f.p_NC for f in clients])
+    count = [len(f.truth_N) for f in clients]
+    truth_R, p_RC = np.concatenate([f.truth_N for f in clients]), np.concatenate([f.p_NC for f in clients])
     columns: dict[str, Any] = {
         "method": [method] * sum(count),
         "seed": np.full(sum(count), seed),
         "client": np.repeat([f.client for f in clients], count),
-        "stage": [f.stage for f in clients for _ in f.label_N],
+        "stage": [f.stage for f in clients for _ in f.truth_N],
         "sample": np.concatenate([np.arange(n) for n in count]),
-        "label": np.concatenate([f.label_N for f in clients]),
     }
-    columns |= {probability(c): p_C for c, p_C in enumerate(p_RC.T)}
-    _write(folder / PREDICTIONS_FILE, pa.table(columns, schema=_schema(p_RC.shape[1])), mode)
+    if truth_R.ndim == 1:
+        columns |= {LABEL: truth_R} | {probability(c): p_R for c, p_R in enumerate(p_RC.T)}
+        schema = _of_classes(p_RC.shape[1])
+    else:
+        for d, (number_R, p_R) in enumerate(zip(truth_R.T, p_RC.T, strict=True)):
+            columns |= {truth(d): number_R, prediction(d): p_R}
+        schema = _of_numbers(p_RC.shape[1])
+    _write(folder / PREDICTIONS_FILE, pa.table(columns, schema=schema), mode)
 
 
 def merge(run: Path, folders: Iterable[Path]) -> None:
@@ -74,6 +91,8 @@ def merge(run: Path, folders: Iterable[Path]) -> None:
 def read(run: Path) -> pa.Table:
     """The table of a run: ``method``, ``seed``, ``client``, ``stage``, ``sample``, ``label``, ``probability[c]``.
 
+    Where numbers are predicted, ``target[d]`` and ``prediction[d]`` of each take the place of the last two.
+
     Raises:
         InputError: it is missing or cannot be read.
     """
@@ -82,8 +101,12 @@ def read(run: Path) -> pa.Table:
     return _read(run / PREDICTIONS_FILE, "resume the run, which writes it again")
 
 
-def _schema(classes: int) -> pa.Schema:
-    return pa.schema(_KEYS | {probability(c): pa.float64() for c in range(classes)})
+def _of_classes(classes: int) -> pa.Schema:
+    return pa.schema(_KEYS | {LABEL: pa.int64()} | {probability(c): pa.float64() for c in range(classes)})
+
+
+def _of_numbers(count: int) -> pa.Schema:
+    return pa.schema(_KEYS | {name(d): pa.float64() for d in range(count) for name in (truth, prediction)})
 
 
 def _write(path: Path, table: pa.Table, mode: int = 0o666) -> None:
@@ -95,7 +118,8 @@ def _write(path: Path, table: pa.Table, mode: int = 0o666) -> None:
 def _read(path: Path, fix: str) -> pa.Table:
     try:
         table = read_table(path)
-        schema = _schema(max(1, len(table.column_names) - len(_KEYS)))
+        rest = len(table.column_names) - len(_KEYS)
+        schema = _of_classes(max(1, rest - 1)) if LABEL in table.column_names else _of_numbers(max(1, rest // 2))
         return table.select(schema.names).cast(schema)
     except (pa.ArrowException, OSError, ValueError, KeyError) as error:
         reason = str(error).partition("\n")[0]

@@ -11,27 +11,19 @@ from typing import Any, Concatenate, Literal, NamedTuple, ParamSpec, TypeVar
 
 import numpy as np
 import pandas as pd
-import pyarrow as pa
 import pydantic
 
-from idiolect.core.arrow_tables import to_frame
 from idiolect.core.documents import read_json, read_yaml
 from idiolect.core.errors import InputError, brief
 from idiolect.core.evaluation_protocol import Protocol
+from idiolect.core.objectives import OBJECTIVES, Score, TaskName
 from idiolect.core.reports import Report, from_json
 from idiolect.runs.early_stopping import Stop, stops, validation_means
-from idiolect.runs.folder import DIVERGED_FILE, MANIFEST_FILE, RECORDS_FILE, SEARCH_FILE, STUDY_FILE, TIMINGS_FILE
-from idiolect.runs.schema import read_table
+from idiolect.runs.folder import DIVERGED_FILE, MANIFEST_FILE, RECORDS_FILE, STUDY_FILE, TIMINGS_FILE
+from idiolect.runs.loading import FIX, load, table
 
-_KEYS = {
-    RECORDS_FILE: ("method", "seed", "round", "client", "stage", "metric", "value", "other"),
-    TIMINGS_FILE: ("method", "seed", "round", "seconds"),
-}
-_TYPES = {"method": "str", "stage": "str", "metric": "str", "value": "float64", "seconds": "float64", "other": "Int64"}
 _Value = TypeVar("_Value")
 _More = ParamSpec("_More")
-ACCURACIES = {"test": "accuracy", "validation": "validation_accuracy"}
-"""The metric that is the accuracy of test or of validation samples."""
 Part = Literal["test", "validation"]
 _STUDY = ("name", "dataset", "partition", "rounds", "clients", "seeds", "precision", "protocol")
 
@@ -136,9 +128,29 @@ class Run:
         return any(_count(c, "test") for c in self.manifest["clients"])
 
     @property
+    def task(self) -> TaskName:
+        """What is learnt."""
+        task: TaskName = self.manifest.get("task", "classification")
+        return task
+
+    @property
+    def score(self) -> Score:
+        """The number by which methods are judged."""
+        return OBJECTIVES[self.task].score
+
+    def metric_of(self, part: Part) -> str:
+        """The score of test or of validation samples, as it is recorded."""
+        return self.score.metric if part == "test" else self.score.validation
+
+    @property
     def metric(self) -> str:
-        """The accuracy that the results are: ``accuracy`` or ``validation_accuracy``."""
-        return ACCURACIES[self.part]
+        """The score that the results are, as ``accuracy`` or ``validation_accuracy``."""
+        return self.metric_of(self.part)
+
+    @property
+    def proportions(self) -> tuple[str, ...]:
+        """The metrics among ``metric_of`` that are proportions of samples."""
+        return ("accuracy", "validation_accuracy") if self.task == "classification" else ()
 
     @property
     def of_new_clients(self) -> bool:
@@ -166,16 +178,16 @@ class Run:
         return str(self.study["precision"])
 
     @cached_property
-    def accuracy(self) -> pd.DataFrame:
-        """Accuracy (0..1) of clients at the protocol's stage, in every evaluated round.
+    def scores(self) -> pd.DataFrame:
+        """The score of clients at the protocol's stage, in every evaluated round: an accuracy is 0..1.
 
-        A client without test samples has no accuracy. If no client has any, it is that of validation samples.
+        A client without test samples has none. If no client has any, it is that of validation samples.
         """
         return self.of_protocol(self.metric)
 
     @cached_property
     def final(self) -> pd.DataFrame:
-        """Accuracy (0..1) of the protocol's clients, in the protocol's round of each method and seed."""
+        """The score of the protocol's clients, in the protocol's round of each method and seed."""
         return self.last_of(self.metric)
 
     def of_protocol(self, metric: str) -> pd.DataFrame:
@@ -194,27 +206,28 @@ class Run:
     def last_of(self, metric: str) -> pd.DataFrame:
         """The same in the protocol's round: the last of each method and seed, or the best on validation samples.
 
-        The best round is the evaluated one with the highest mean validation accuracy, averaged as the protocol says,
-        the earliest of equal ones. The last round is that of the accuracy: no older value takes the place of one that
-        is not defined in it. Methods that diverged are left out.
+        The best round is the evaluated one with the best mean score on validation samples, averaged as the protocol
+        says, the earliest of equal ones. The last round is that of the score: no older value takes the place of one
+        that is not defined in it. Methods that diverged are left out.
         """
         records = self.settled(self.of_protocol(metric))
         if self.protocol.round == "last":
-            ends = self.accuracy.groupby(["method", "seed"])["round"].max()
+            ends = self.scores.groupby(["method", "seed"])["round"].max()
             return self._in_rounds(records, set(zip(ends.index, ends, strict=True)))
         return self._in_rounds(records, set(self.best_rounds.items()))
 
     @cached_property
     def best_rounds(self) -> dict[tuple[str, int], int]:
-        """By method and seed, the evaluated round with the highest mean validation accuracy, the earliest of equals."""
-        best = self.validation_means.groupby(["method", "seed"]).idxmax()
+        """By method and seed, the evaluated round with the best mean on validation samples, the earliest of equals."""
+        best = (self.score.sign * self.validation_means).groupby(["method", "seed"]).idxmax()
         return {(str(method), int(seed)): int(number) for method, seed, number in best}
 
     @cached_property
     def validation_means(self) -> pd.Series[float]:
-        """The mean validation accuracy (0..1) that the protocol asks for, by method, seed and evaluated round."""
+        """The mean score on validation samples that the protocol asks for, by method, seed and evaluated round."""
         sizes = {c: n for c, n in self.sizes_of("validation").items() if c not in self.attackers}
-        return validation_means(self.records, self.protocol, sizes, ("method", "seed", "round"))
+        by = ("method", "seed", "round")
+        return validation_means(self.records, self.protocol, sizes, by, self.score.validation)
 
     @staticmethod
     def _in_rounds(records: pd.DataFrame, ends: set[tuple[tuple[str, int], int]]) -> pd.DataFrame:
@@ -267,6 +280,7 @@ class _Manifest(pydantic.BaseModel):
     study: dict[str, Any]
     dataset: str
     class_names: list[str]
+    task: TaskName = "classification"
     clients: list[_Client] = pydantic.Field(min_length=1)
     methods: dict[str, _Method] = pydantic.Field(min_length=1)
 
@@ -280,33 +294,33 @@ def read(path: Path | str) -> Run:
     path = Path(path)
     if not path.is_dir():
         raise InputError(f"there is no run folder {path}: give the folder that a run wrote")
-    study = _load(path / STUDY_FILE, read_yaml)
+    study = load(path / STUDY_FILE, read_yaml)
     if not isinstance(study, dict) or (missing := [k for k in _STUDY if k not in study]):
         what = f"has no {missing[0]!r}" if isinstance(study, dict) else "is not a mapping"
-        raise InputError(f"{path / STUDY_FILE} {what}: {_FIX}")
+        raise InputError(f"{path / STUDY_FILE} {what}: {FIX}")
     if not isinstance(study["rounds"], int):
-        raise InputError(f"{path / STUDY_FILE} has rounds: {study['rounds']!r}, which is not a whole number: {_FIX}")
+        raise InputError(f"{path / STUDY_FILE} has rounds: {study['rounds']!r}, which is not a whole number: {FIX}")
     try:
         Protocol.model_validate(study["protocol"])
     except pydantic.ValidationError as error:
         reason = error.errors()[0]["msg"].lower()
-        raise InputError(f"{path / STUDY_FILE} has a protocol that cannot be read ({reason}): {_FIX}") from None
-    manifest = _load(path / MANIFEST_FILE, read_json)
+        raise InputError(f"{path / STUDY_FILE} has a protocol that cannot be read ({reason}): {FIX}") from None
+    manifest = load(path / MANIFEST_FILE, read_json)
     try:
         content = _Manifest.model_validate(manifest)
     except pydantic.ValidationError as error:
         first = error.errors()[0]
         where = ".".join(str(step) for step in first["loc"]) or "content"
-        raise InputError(f"{path / MANIFEST_FILE}: {where}: {first['msg'].lower()}: {_FIX}") from None
+        raise InputError(f"{path / MANIFEST_FILE}: {where}: {first['msg'].lower()}: {FIX}") from None
     if edit := edited(study, manifest):
         raise InputError(f"{path / STUDY_FILE} has changed since the run began ({edit}): undo this change")
     for client in content.clients:
         counts = (client.train, client.test, client.validation or client.train)
         if any(len(count) != len(content.class_names) for count in counts):
             raise InputError(
-                f"{path / MANIFEST_FILE}: client {client.id} does not have one count for each class: {_FIX}"
+                f"{path / MANIFEST_FILE}: client {client.id} does not have one count for each class: {FIX}"
             )
-    records, timings = _table(path / RECORDS_FILE), _table(path / TIMINGS_FILE)
+    records, timings = table(path / RECORDS_FILE), table(path / TIMINGS_FILE)
     ids = [c.id for c in content.clients]
     for column, known in (("method", list(content.methods)), ("client", ids), ("other", ids)):
         there = records[column].dropna()
@@ -314,7 +328,7 @@ def read(path: Path | str) -> Run:
         if len(strange):
             kind = "method" if column == "method" else "client"
             what = f"{kind} {strange.iloc[0]}, which is not in {MANIFEST_FILE}"
-            raise InputError(f"{path / RECORDS_FILE} has {what}: {_FIX}")
+            raise InputError(f"{path / RECORDS_FILE} has {what}: {FIX}")
     diverged = divergences(path, content.methods)
     new = {c.id: c.joins for c in content.clients if c.joins is not None}
     manifest["clients"] = [c for c in manifest["clients"] if not c.get("joins")]
@@ -322,7 +336,9 @@ def read(path: Path | str) -> Run:
     run = Run(
         str(study["name"]), study, manifest, records, timings, new, test_rows, tuple(diverged), folder=path
     )  # fmt: skip
-    stopped = stops(run.validation_means, int(study["patience"]), study["rounds"]) if study.get("patience") else {}
+    stopped = {}
+    if study.get("patience"):
+        stopped = stops(run.score.sign * run.validation_means, int(study["patience"]), study["rounds"])
     return replace(run, stopped={cell: stop for cell, stop in stopped.items() if cell not in {d[:2] for d in diverged}})
 
 
@@ -335,9 +351,9 @@ def divergences(folder: Path, labels: Collection[str] | None = None) -> list[Div
         InputError: the file cannot be read, or is from another run.
     """
     path = folder / DIVERGED_FILE
-    notes = _load(path, _notes) if path.exists() else []
+    notes = load(path, _notes) if path.exists() else []
     if unknown := [d.method for d in notes if labels is not None and d.method not in labels]:
-        raise InputError(f"{path} has method {unknown[0]}, which is not in this run: {_FIX}")
+        raise InputError(f"{path} has method {unknown[0]}, which is not in this run: {FIX}")
     return notes
 
 
@@ -349,7 +365,6 @@ def _notes(file: Path) -> list[Divergence]:
 
 
 _DIVERGENCES = pydantic.TypeAdapter(list[Divergence])
-_FIX = "restore the file, or run the study again into a new folder"
 
 
 def settings(study: Mapping[str, Any]) -> dict[str, Any]:
@@ -362,38 +377,3 @@ def edited(study: Mapping[str, Any], manifest: Mapping[str, Any]) -> str | None:
     before, now = manifest["study"], settings(study)
     key = next((k for k in before | now if before.get(k) != now.get(k)), None)
     return key and f"{key}: {brief(before.get(key))} then, {brief(now.get(key))} now"
-
-
-def _load(file: Path, parse: Callable[[Path], Any]) -> Any:
-    if not file.exists() and (file.parent / SEARCH_FILE).exists():
-        what = f"{file.parent} is the folder of a search"
-        raise InputError(f"{what}: its page is tuning.html; give one of its runs, refit or trials-1, in its place")
-    if not file.exists():
-        raise InputError(f"{file} is missing: give the folder of a run that has begun, or {_FIX}")
-    try:
-        return parse(file)
-    except (OSError, ValueError, KeyError, pa.ArrowException) as error:
-        reason = " ".join(str(error).split())[:120]
-        raise InputError(f"{file} cannot be read ({reason}): {_FIX}") from None
-
-
-def _table(file: Path) -> pd.DataFrame:
-    columns = _KEYS[file.name]
-    table = _load(file, read_table)
-    if missing := [c for c in columns if c not in table.column_names]:
-        raise InputError(f"{file} has no column {missing[0]!r}: {_FIX}")
-    try:
-        types = {c: _TYPES.get(c, "int64") for c in columns}
-        frame: pd.DataFrame = to_frame(table.select(columns)).astype(types)
-    except (ValueError, TypeError, pa.ArrowException):
-        raise InputError(f"{file} has a column of the wrong type (columns: {', '.join(columns)}): {_FIX}") from None
-    twice = frame.duplicated([c for c in columns if c not in ("value", "seconds")])
-    if twice.any():
-        first = ", ".join(f"{c} {frame[c].iloc[int(twice.argmax())]}" for c in columns[:3])
-        raise InputError(f"{file} has {twice.sum()} duplicate rows (the first: {first}): {_FIX}")
-    if "metric" in frame:
-        share = frame["value"][frame["metric"].isin(list(ACCURACIES.values()))]
-        if (odd := share[(share < 0) | (share > 1)]).size:
-            metric = frame["metric"][odd.index[0]]
-            raise InputError(f"{file} has an {metric} of {odd.iloc[0]}, which is not between 0 and 1: {_FIX}")
-    return frame

@@ -162,6 +162,8 @@ def flip_labels(data: FederatedData, specs: Sequence[Spec]) -> FederatedData:
     who = [k for s in specs if isinstance(attack_of(s), LabelFlip) for k in sorted(_members(s, data.trained))]
     if not who:
         return data
+    if data.targets is not None:
+        raise InputError("attack label_flip flips classes, and this target is a number: leave it out")
     y_R = data.y_R.clone()
     for k in who:
         y_R[data.train[k]] = data.classes - 1 - y_R[data.train[k]]

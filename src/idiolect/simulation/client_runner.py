@@ -19,7 +19,7 @@ from idiolect.core.network import watching
 from idiolect.core.reduction import Branch, Reduction
 from idiolect.core.tree import Tree
 from idiolect.data import FederatedData
-from idiolect.simulation import attacks, measures, summing, uploads
+from idiolect.simulation import attacks, errors_of_numbers, measures, summing, uploads
 from idiolect.simulation.answer_checks import check_finite, check_state, not_of_local
 from idiolect.simulation.privacy import GaussianMechanism
 from idiolect.simulation.representation_metrics import gaussianity, plane, standardise
@@ -32,7 +32,6 @@ Phase = Literal["local", "stand_by", "evaluate", "received"]
 ``evaluate`` measures the model after ``personalise``, ``received`` the client as it is."""
 Stop = Callable[[], bool]
 PAUSE = 0.2  # seconds between two checks whether to stop
-_BINS = 15  # bins of confidence, as in the literature
 _CHUNK = 256  # test samples per prediction: larger ones leave the processor's cache
 _FEATURE_SAMPLES = 200  # test samples of a client whose representations are recorded
 _GROUP_SAMPLES = 32  # test samples that several clients are measured on at a time: more leave the processor's cache
@@ -59,7 +58,7 @@ class EvaluationResult(NamedTuple):
 
     accuracy: float | None = None
     loss: float | None = None
-    """Mean negative log-likelihood, nats."""
+    """Mean negative log-likelihood, nats; of numbers, mean squared error of the scaled target."""
     calibration_error: float | None = None
     """Expected calibration error, 0..1: see ``calibration_error``."""
     brier: float | None = None
@@ -71,7 +70,8 @@ class EvaluationResult(NamedTuple):
     observations: Mapping[str, float] | None = None
     """The metrics that the job's ``Watch`` asks for."""
     p_NC: Tensor | None = None
-    """Class probabilities of the test samples (N, C), float64, in the round whose predictions the job keeps."""
+    """Class probabilities of the test samples (N, C), or predicted numbers (N, D) in the units of the data, float64, in
+    the round whose predictions the job keeps."""
 
 
 class Watch(NamedTuple):
@@ -200,7 +200,7 @@ class ClientRunner:
     def _data(self, rows: Tensor, round: int | None = None) -> Data:
         """Samples, and the round if there is one: a personal model is made in none."""
         whole = self.job.data
-        data = Data(whole.x_R, whole.y_R, rows, torch.ones(len(rows)), group_R=whole.groups)
+        data = Data(whole.x_R, whole.target_R, rows, torch.ones(len(rows)), group_R=whole.groups)
         return data if round is None else data._replace(round=torch.tensor(round), rounds=torch.tensor(self.job.rounds))
 
     def _key(self, round: int, id: int, phase: Phase) -> Tensor:
@@ -265,7 +265,7 @@ class ClientRunner:
     def _predict(self, method: Method, round: int, id: int, down: Down, client: Tree) -> Tensor:
         data = self.job.data
         if not len(row_N := data.measured(id)):
-            return torch.zeros(0, data.classes)
+            return torch.zeros(0, data.outputs)
         with blame(self.where(round, id, "evaluate")), torch.no_grad():
             return in_chunks(partial(method.predict, down, client), data.x_R, _CHUNK, row_N)
 
@@ -325,7 +325,15 @@ class ClientRunner:
         return torch.cat(parts)
 
     def measure(self, round: int, id: int, logp_NC: Tensor) -> EvaluationResult:
-        """Log-probabilities of a client's test and validation samples, checked and compared with the labels."""
+        """What is predicted of a client's test and validation samples, checked and compared with the targets.
+
+        Args:
+            round: the number of the round.
+            id: the client.
+            logp_NC: log-probabilities; scaled numbers (N, D) where the target is numbers.
+        """
+        if self.job.data.targets is not None:
+            return self._measure_numbers(round, id, logp_NC)
         where, y_N = self.where(round, id, "evaluate"), self.job.data.y_R[self.job.data.measured(id)]
         if not len(y_N):
             return EvaluationResult()
@@ -344,7 +352,7 @@ class ClientRunner:
             result = EvaluationResult(
                 float(right_N[:test_count].mean()),
                 float(nll_loss(logp_NC[:test_count], test_N)),
-                calibration_error(p_NC, test_N),
+                measures.calibration_error(p_NC, test_N),
                 float((p_NC - one_hot(test_N, p_NC.shape[1])).square().sum(1).mean()),
                 measures=more,
                 p_NC=p_NC if round == self.job.keeps else None,
@@ -354,22 +362,31 @@ class ClientRunner:
         validation = float(right_N[test_count:].mean()), float(nll_loss(logp_NC[test_count:], y_N[test_count:]))
         return result._replace(validation_accuracy=validation[0], validation_loss=validation[1])
 
+    def _measure_numbers(self, round: int, id: int, scaled_ND: Tensor) -> EvaluationResult:
+        where, data, test_count = self.where(round, id, "evaluate"), self.job.data, len(self.job.data.test[id])
+        assert data.targets is not None
+        row_N = data.measured(id)
+        if not len(row_N):
+            return EvaluationResult()
+        if scaled_ND.shape != (len(row_N), data.outputs):
+            what = f"predict returns the shape {tuple(scaled_ND.shape)} for {len(row_N)} samples"
+            raise CodeError(f"{where}: {what}: return {data.outputs} for each sample")
+        check_finite(where, {"prediction": scaled_ND})
+        value_ND, y_ND = data.targets.unscaled(scaled_ND), data.targets.value_RD[row_N]
+        loss_N = (scaled_ND.double() - data.target_R[row_N].double()).square().mean(1)
+        result, more = EvaluationResult(), {}
+        if test_count:
+            more = errors_of_numbers.of_predictions(value_ND[:test_count], y_ND[:test_count], data.targets.names)
+            result = EvaluationResult(
+                loss=float(loss_N[:test_count].mean()), p_NC=value_ND[:test_count] if round == self.job.keeps else None
+            )
+        if test_count < len(row_N):
+            valid = errors_of_numbers.of_predictions(value_ND[test_count:], y_ND[test_count:])
+            more = more | {f"validation_{name}": value for name, value in valid.items()}
+            result = result._replace(validation_loss=float(loss_N[test_count:].mean()))
+        return result._replace(measures=more)
+
 
 def _for_mapping(x_M: Tensor) -> Tensor:
     """Images in the memory layout in which they are faster: that of mapped ones cannot be changed later."""
     return x_M.clone(memory_format=torch.channels_last) if x_M.ndim == 4 else x_M
-
-
-def calibration_error(p_NC: Tensor, y_N: Tensor) -> float:
-    """Expected calibration error of class probabilities: sum_b n_b / N |accuracy_b - confidence_b|.
-
-    Samples are divided by their highest probability into 15 bins of equal width, (k / 15, (k + 1) / 15]. NaN if there
-    are no samples.
-
-    Source: Guo et al., On Calibration of Modern Neural Networks, ICML 2017, Eq. 3.
-    """
-    confidence_N, prediction_N = p_NC.max(1)
-    bin_N = (confidence_N * _BINS).ceil().long().clamp(1, _BINS) - 1
-    gap_N = (prediction_N == y_N).to(p_NC.dtype) - confidence_N
-    gap_B = torch.zeros(_BINS, dtype=p_NC.dtype).index_add_(0, bin_N, gap_N)
-    return float(gap_B.abs().sum() / len(y_N)) if len(y_N) else math.nan

@@ -6,17 +6,20 @@ samples also gives its ends, as ``auroc_low`` and ``auroc_high``: scores are now
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Iterable
 from functools import lru_cache, partial
 from typing import Annotated
 
 import numpy as np
+import torch
 from numpy.typing import NDArray
 from pydantic import Field
 from torch import Tensor
 
 from idiolect.core import option_spec
 from idiolect.core.errors import InputError, brief, nearest
+from idiolect.core.objectives import TaskName
 from idiolect.core.option_spec import Spec
 from idiolect.statistics import intervals
 
@@ -27,6 +30,7 @@ Measure = Callable[[Tensor, Tensor], dict[str, float]]
 Share = Annotated[float, Field(gt=0, le=1, allow_inf_nan=False)]
 BINS = 10
 """Bins of probability of the measure ``calibration``."""
+_CONFIDENCE_BINS = 15  # as in the literature
 _TWO = ("sensitivity", "specificity")  # need two classes
 
 
@@ -180,13 +184,18 @@ def _canonical(text: str) -> str:
     return str(Spec(name=spec.name, options=dict(options)))
 
 
-def check(names: Iterable[str], classes: int) -> None:
-    """Check that these measures are defined for so many classes.
+def check(names: Iterable[str], task: TaskName, classes: int) -> None:
+    """Check that these measures are defined for a task, and for so many classes.
 
     Raises:
-        InputError: one needs two classes, and there are more or fewer.
+        InputError: one is for classes and the target is numbers, or it needs two, and there are more or fewer.
     """
     for name in names:
+        if task == "regression":
+            raise InputError(
+                f"measure {name} is for classes, and this target is numbers: leave measures out; the mean squared and "
+                "absolute errors and R2 are always recorded"
+            )
         if Spec.parse(name).name in _TWO and classes != 2:
             raise InputError(f"measure {name} is for two classes, and these data have {classes}: choose recall")
 
@@ -205,3 +214,18 @@ def _against_rest(name: str, score: Callable[..., float], p_NC: Tensor, y_N: Ten
 def _labels(p_NC: Tensor, y_N: Tensor) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
     """True and predicted classes."""
     return y_N.numpy(), p_NC.argmax(1).numpy()
+
+
+def calibration_error(p_NC: Tensor, y_N: Tensor) -> float:
+    """Expected calibration error of class probabilities: sum_b n_b / N |accuracy_b - confidence_b|.
+
+    Samples are divided by their highest probability into 15 bins of equal width, (k / 15, (k + 1) / 15]. NaN if there
+    are no samples.
+
+    Source: Guo et al., On Calibration of Modern Neural Networks, ICML 2017, Eq. 3.
+    """
+    confidence_N, prediction_N = p_NC.max(1)
+    bin_N = (confidence_N * _CONFIDENCE_BINS).ceil().long().clamp(1, _CONFIDENCE_BINS) - 1
+    gap_N = (prediction_N == y_N).to(p_NC.dtype) - confidence_N
+    gap_B = torch.zeros(_CONFIDENCE_BINS, dtype=p_NC.dtype).index_add_(0, bin_N, gap_N)
+    return float(gap_B.abs().sum() / len(y_N)) if len(y_N) else math.nan

@@ -18,10 +18,11 @@ from idiolect.core.evaluation_protocol import Protocol
 from idiolect.core.import_path import by_path, may_import, no_imports
 from idiolect.core.method import Task
 from idiolect.core.network import Precision
+from idiolect.core.objectives import OBJECTIVES, TaskName
 from idiolect.core.option_spec import Spec, split_list
 from idiolect.core.schedules import check_schedule
 from idiolect.data import FederatedData, Normalise, Source
-from idiolect.data.datasets.dataset import Header, TaskName
+from idiolect.data.datasets.dataset import Header
 from idiolect.data.partitions.apart import complete_splitting
 from idiolect.simulation import Job
 from idiolect.simulation.attacks import flip_labels, on_uploads
@@ -339,6 +340,7 @@ class Study(Display, LocalTraining):
         no_clients = partition is None and source.client_column is None
         if partition is None:
             few = _USUAL.model_copy(update={"options": _USUAL.options | {"min_rows": 2}})  # there may be few samples
+            few = few if source.targets is None else Spec(name="iid")
             partition = complete_partition(Spec(name="natural") if source.client_column else few)
         federation = data.build(
             source, partition, self.shifts, self.clients, self.data_seed, sizes=self.sizes, keep=self.keep,
@@ -358,8 +360,12 @@ class Study(Display, LocalTraining):
         check_augment(self, federation)
         inputs = federation.preprocessing
         some = inputs(federation.some(_TRIED)) if federation.samples else None
-        network = models.build(self.model, federation.inputs, federation.classes, self.precision, some)
-        return Task(network, federation.classes, federation.trained, training_of(self), inputs)
+        network = models.build(self.model, federation.inputs, federation.outputs, self.precision, some)
+        how, kind = OBJECTIVES[federation.task], federation.task
+        return Task(
+            network, federation.outputs, federation.trained, training_of(self), inputs, how.loss, how.output,
+            how.mixture, kind,
+        )  # fmt: skip
 
     def jobs(self, federation: FederatedData) -> list[tuple[Use, Job]]:
         """One job per method and seed.
@@ -367,7 +373,7 @@ class Study(Display, LocalTraining):
         Raises:
             InputError: a measure is not defined for these classes, or a method cannot take the privacy or robust rule.
         """
-        check(self.measures, federation.classes)
+        check(self.measures, federation.task, federation.classes)
         jobs = [(u, self.job(u, seed, federation)) for u in self.methods for seed in self.seeds]
         check_defences(jobs[:: len(self.seeds)])
         return jobs

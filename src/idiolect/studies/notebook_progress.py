@@ -15,6 +15,7 @@ from typing import Any, Self
 from rich.console import Console
 
 from idiolect.core.errors import listed, printable
+from idiolect.core.objectives import ACCURACY, Score
 from idiolect.report.tables import duration
 from idiolect.simulation import Engine
 from idiolect.studies.progress import Bars, Key, Watcher
@@ -45,9 +46,9 @@ class Line(Bars):
         if self._jobs:
             self._write(at_once=True)
 
-    def plan(self, rounds: int, done: Mapping[Key, int], engine: Engine, measured: str = "accuracy") -> None:
+    def plan(self, rounds: int, done: Mapping[Key, int], engine: Engine, by: Score = ACCURACY) -> None:
         """Show how many rounds there are."""
-        super().plan(rounds, done, engine, measured)
+        super().plan(rounds, done, engine, by)
         self._write(at_once=True)
 
     def start(self, label: str, seed: int, done: int) -> None:
@@ -55,9 +56,9 @@ class Line(Bars):
         super().start(label, seed, done)
         self._write()
 
-    def advance(self, label: str, seed: int, round: int, accuracy: float | None) -> None:
+    def advance(self, label: str, seed: int, round: int, score: float | None) -> None:
         """Count the round."""
-        super().advance(label, seed, round, accuracy)
+        super().advance(label, seed, round, score)
         self._write()
 
     def diverged(self, label: str, seed: int, round: int) -> None:
@@ -78,23 +79,23 @@ class Line(Bars):
             running = [job for job in rest if job.start_time is not None]
             parts = [
                 f"{job.label}, seed {job.seed}: round {job.done} of {self._rounds}"
-                + ("" if job.accuracy is None else f", {self._measured} {job.accuracy:.1%}")
+                + ("" if job.score is None else f", {self._by.name} {self._by.brief(job.score)}")
                 for job in running[:_NAMED]
             ]
             parts += [f"{len(running) - _NAMED} more"] if len(running) > _NAMED else []
             if divergent := [f"{job.label}, seed {job.seed}" for job in jobs if job.diverged]:
                 parts.append(f"diverged: {listed(divergent, _NAMED)}")
             if not rest:
-                parts += [f"{label} {fmean(values):.1%}" for label, values in self._accuracies().items()]
+                parts += [f"{label} {self._by.brief(fmean(values))}" for label, values in self._scores().items()]
             queue = [job for job in rest if job.start_time is None]
             whole = self._whole(running, queue) if rest else f"finished after {self._elapsed()}"
             return printable("; ".join([*parts, whole]))
 
-    def _accuracies(self) -> dict[str, list[float]]:
+    def _scores(self) -> dict[str, list[float]]:
         values: dict[str, list[float]] = {}
         for job in self._jobs.values():
-            if job.accuracy is not None and not job.diverged:
-                values.setdefault(job.label, []).append(job.accuracy)
+            if job.score is not None and not job.diverged:
+                values.setdefault(job.label, []).append(job.score)
         return values
 
     def _elapsed(self) -> str:

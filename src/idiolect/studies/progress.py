@@ -16,6 +16,7 @@ from rich.console import Console, Group, RenderableType
 from rich.progress_bar import ProgressBar
 from rich.table import Table
 
+from idiolect.core.objectives import ACCURACY, Score
 from idiolect.core.terminal import Text
 from idiolect.report.tables import duration
 from idiolect.simulation import Engine, Record
@@ -37,10 +38,10 @@ class Watcher:
     ) -> None:
         """Stop showing."""
 
-    def plan(self, rounds: int, done: Mapping[Key, int], engine: Engine, measured: str = "accuracy") -> None:
+    def plan(self, rounds: int, done: Mapping[Key, int], engine: Engine, by: Score = ACCURACY) -> None:
         """The plan: ``rounds`` for each method's label and seed, in this order, and how many are on disk.
 
-        ``measured`` is what ``advance`` is told: "accuracy" or, without test samples, "validation accuracy".
+        ``by`` is what ``advance`` is told; its name says so where it is of validation samples.
         """
 
     def start(self, label: str, seed: int, done: int) -> None:
@@ -49,8 +50,8 @@ class Watcher:
     def recorded(self, label: str, seed: int, round: int, records: Sequence[Record]) -> None:
         """What was recorded in a round that has ended; ``advance`` follows."""
 
-    def advance(self, label: str, seed: int, round: int, accuracy: float | None) -> None:
-        """A round has ended; ``accuracy`` is the mean that the protocol asks for, if it was measured."""
+    def advance(self, label: str, seed: int, round: int, score: float | None) -> None:
+        """A round has ended; ``score`` is the mean that the protocol asks for, if it was measured."""
 
     def diverged(self, label: str, seed: int, round: int) -> None:
         """A method's training diverged in a round, now or in an earlier run; it does not continue."""
@@ -79,10 +80,10 @@ class Several(Watcher):
     ) -> None:
         self._open.__exit__(kind, error, trace)
 
-    def plan(self, rounds: int, done: Mapping[Key, int], engine: Engine, measured: str = "accuracy") -> None:
+    def plan(self, rounds: int, done: Mapping[Key, int], engine: Engine, by: Score = ACCURACY) -> None:
         """Tell it."""
         for one in self._watchers:
-            one.plan(rounds, done, engine, measured)
+            one.plan(rounds, done, engine, by)
 
     def start(self, label: str, seed: int, done: int) -> None:
         """Tell it."""
@@ -94,10 +95,10 @@ class Several(Watcher):
         for one in self._watchers:
             one.recorded(label, seed, round, records)
 
-    def advance(self, label: str, seed: int, round: int, accuracy: float | None) -> None:
+    def advance(self, label: str, seed: int, round: int, score: float | None) -> None:
         """Tell it."""
         for one in self._watchers:
-            one.advance(label, seed, round, accuracy)
+            one.advance(label, seed, round, score)
 
     def diverged(self, label: str, seed: int, round: int) -> None:
         """Tell it."""
@@ -120,7 +121,7 @@ class _Job:
     """When its last round ended."""
     seconds: list[float] = field(default_factory=list)
     """Of each round in this run."""
-    accuracy: float | None = None
+    score: float | None = None
     diverged: bool = False
     stopped: bool = False
 
@@ -165,10 +166,10 @@ class Bars(Live):
         self._clock, self._lock = clock, threading.Lock()
         self._jobs: dict[Key, _Job] = {}
 
-    def plan(self, rounds: int, done: Mapping[Key, int], engine: Engine, measured: str = "accuracy") -> None:
+    def plan(self, rounds: int, done: Mapping[Key, int], engine: Engine, by: Score = ACCURACY) -> None:
         """Lay out the rows."""
         with self._lock:
-            self._rounds, self._engine, self._measured = rounds, engine, measured
+            self._rounds, self._engine, self._by = rounds, engine, by
             self._start_time, self._work_before = self._clock(), engine.seconds
             self._jobs = {key: _Job(*key, done=min(n, rounds)) for key, n in done.items()}
 
@@ -179,13 +180,13 @@ class Bars(Live):
             job.done = done
             job.start_time = job.last = self._clock()
 
-    def advance(self, label: str, seed: int, round: int, accuracy: float | None) -> None:
+    def advance(self, label: str, seed: int, round: int, score: float | None) -> None:
         """Move its bar."""
         with self._lock:
             job, now = self._jobs[label, seed], self._clock()
             job.seconds.append(now - job.last)
             job.done, job.last = round, now
-            job.accuracy = job.accuracy if accuracy is None else accuracy
+            job.score = job.score if score is None else score
 
     def diverged(self, label: str, seed: int, round: int) -> None:
         """Write it in the method's row."""
@@ -211,7 +212,7 @@ class Bars(Live):
             room = self._console.height - 3  # the header, the line for all, and the line of the cursor
             lines: list[RenderableType] = []
             if len(jobs) > room:
-                lines.append(_line(f"{len(complete)} finished: {_names(complete, accuracy=True)}"))
+                lines.append(_line(f"{len(complete)} finished: {_names(complete, self._by)}"))
                 if divergent:
                     lines.append(_line(f"{len(divergent)} diverged: {_names(divergent)}"))
                     room -= 1
@@ -228,12 +229,12 @@ class Bars(Live):
         table.add_column("method", no_wrap=True, overflow="ellipsis", max_width=max(10, width - bar - seed - 36))
         table.add_column("seed", justify="right", no_wrap=True, overflow="ellipsis", max_width=seed)
         table.add_column("", width=bar)
-        for header in ("round", self._measured.split(" ")[0], "left"):
+        for header in ("round", self._by.name.split(" ")[0] if self._by.unit else self._by.header, "left"):
             table.add_column(header, justify="right", no_wrap=True)
         for j in jobs:
             at = ProgressBar(self._rounds, j.done, width=bar)
-            accuracy = "" if j.accuracy is None else f"{j.accuracy:.1%}"
-            row = (Text(j.label), str(j.seed), at, f"{j.done}/{self._rounds}", accuracy, self._left(j))
+            score = "" if j.score is None else self._by.brief(j.score)
+            row = (Text(j.label), str(j.seed), at, f"{j.done}/{self._rounds}", score, self._left(j))
             table.add_row(*row, style="dim" if j.start_time is None else "")
         return table
 
@@ -286,16 +287,16 @@ def _line(text: str) -> Text:
     return Text(text, no_wrap=True, overflow="ellipsis")
 
 
-def _names(jobs: Sequence[_Job], accuracy: bool = False) -> str:
-    """Methods, each once, with the number of seeds if several, or with their mean accuracy."""
+def _names(jobs: Sequence[_Job], by: Score | None = None) -> str:
+    """Methods, each once, with the number of seeds if several, or with their mean score."""
     groups: dict[str, list[_Job]] = {}
     for j in jobs:
         groups.setdefault(j.label, []).append(j)
 
     def one(label: str, mine: Sequence[_Job]) -> str:
-        accuracies = [j.accuracy for j in mine if j.accuracy is not None]
-        if accuracy and accuracies:
-            return f"{label} {sum(accuracies) / len(accuracies):.1%}"
+        scores = [j.score for j in mine if j.score is not None]
+        if by is not None and scores:
+            return f"{label} {by.brief(sum(scores) / len(scores))}"
         return label if len(mine) == 1 else f"{label} x{len(mine)}"
 
     return ", ".join(one(label, mine) for label, mine in groups.items()) or "none"
@@ -310,11 +311,11 @@ class Lines(Watcher):
         self._total: dict[str, int] = {}
         self._rounds: dict[str, int] = {}
         self._last_line: dict[str, float] = {}
-        self._measured = "accuracy"
+        self._by = ACCURACY
 
-    def plan(self, rounds: int, done: Mapping[Key, int], engine: Engine, measured: str = "accuracy") -> None:
+    def plan(self, rounds: int, done: Mapping[Key, int], engine: Engine, by: Score = ACCURACY) -> None:
         """Remember how many rounds each method has, over all its seeds."""
-        self._measured = measured
+        self._by = by
         for label, _ in done:
             self._total[label] = self._total.get(label, 0) + rounds
 
@@ -327,13 +328,13 @@ class Lines(Watcher):
             rounds = "1 round" if total == 1 else f"{total} rounds"
             self._say(f"{label}: {self._rounds[label]} of {rounds} done" if done else f"{label}: {rounds}")
 
-    def advance(self, label: str, seed: int, round: int, accuracy: float | None) -> None:
-        """Write the accuracy if it was measured, and the round if nothing was written for a minute."""
+    def advance(self, label: str, seed: int, round: int, score: float | None) -> None:
+        """Write the score if it was measured, and the round if nothing was written for a minute."""
         self._rounds[label] += 1
         now = time.monotonic()
-        if accuracy is not None or now - self._last_line.get(label, self._since[label]) >= _SILENT:
+        if score is not None or now - self._last_line.get(label, self._since[label]) >= _SILENT:
             self._last_line[label] = now
-            suffix = "" if accuracy is None else f", {self._measured} {accuracy:.1%}"
+            suffix = "" if score is None else f", {self._by.name} {self._by.brief(score)}"
             self._say(f"{label}: seed {seed}, round {round}{suffix}, {now - self._since[label]:.0f} s")
 
     def diverged(self, label: str, seed: int, round: int) -> None:

@@ -54,47 +54,70 @@ class Result:
         """Every number of the run, long format, as a pandas DataFrame."""
         return report.read(self.folder).records
 
-    def accuracy(self) -> Any:
-        """The number that the table shows, 0 to 1, as a pandas Series by method and seed.
+    def score(self) -> Any:
+        """The number that the table shows, as a pandas Series by method and seed: an accuracy is 0 to 1.
 
-        It is the accuracy that the study's protocol asks for: of its clients, at its stage, in its round. The table has
+        It is the score that the study's protocol asks for: of its clients, at its stage, in its round. The table has
         the mean over seeds. Methods without a result are left out. Only the clients count that all methods have; if
         there are others, a warning names them, and so does ``attrs["notes"]``, a list of sentences.
 
         Raises:
             InputError: no test sample was measured.
         """
-        return self._accuracies("test")
+        return self._scores("test")
+
+    def accuracy(self) -> Any:
+        """``score`` of a classification.
+
+        Raises:
+            InputError: numbers are predicted, or no test sample was measured.
+        """
+        self._check_classes("score()")
+        return self._scores("test")
+
+    def _check_classes(self, instead: str) -> None:
+        run = report.read(self.folder)
+        if run.task != "classification":
+            raise InputError(f"this run predicts numbers, which have no accuracy: call {instead}")
 
     def validation(self) -> Any:
         """The same on validation samples: the mean over those of clients that train, in the protocol's round.
 
-        It needs the protocol's ``validation``. Choose settings by it, not by ``accuracy``, so that no test sample
+        It needs the protocol's ``validation``. Choose settings by it, not by ``score``, so that no test sample
         decides.
 
         Raises:
             InputError: no validation sample was measured.
         """
-        return self._accuracies("validation")
+        return self._scores("validation")
 
-    def _accuracies(self, part: Literal["test", "validation"]) -> Any:
+    def _scores(self, part: Literal["test", "validation"]) -> Any:
         run = report.read(self.folder)
         self._check(run, part)
-        series = report.accuracies(run, part)
+        series = report.scores(run, part)
         for note in report.left_out_notes(run):
             log.warning("%s", note)
         series.attrs["notes"] = list(report.left_out_notes(run))
         return series
 
     def client_accuracy(self) -> Any:
-        """The accuracy of every client, as a pandas DataFrame: a row per client, a column per method and seed.
+        """``client_score`` of a classification.
+
+        Raises:
+            InputError: numbers are predicted, or no test sample was measured.
+        """
+        self._check_classes("client_score()")
+        return self.client_score()
+
+    def client_score(self) -> Any:
+        """The score of every client, as a pandas DataFrame: a row per client, a column per method and seed.
 
         Raises:
             InputError: no test sample was measured.
         """
         run = report.read(self.folder)
         self._check(run, "test")
-        return report.client_accuracies(run)
+        return report.client_scores(run)
 
     @staticmethod
     def _check(run: report.Run, part: Literal["test", "validation"]) -> None:
@@ -115,8 +138,7 @@ class Result:
 
         Args:
             measure: a metric of test samples that the run recorded, as ``macro_f1``, ``auroc`` or ``recall[3]``, or
-                ``validation_accuracy``. None takes the accuracy, if there are no test samples that of validation
-                samples.
+                ``validation_accuracy``. None takes the score, if there are no test samples that of validation samples.
 
         Raises:
             InputError: the run did not record it.
@@ -152,14 +174,14 @@ class Result:
         return list(report.said(report.read(self.folder)))
 
     def new_clients(self) -> list[report.NewClients]:
-        """The accuracy of new clients, a row for each condition; empty if there are none."""
+        """The score of new clients, a row for each condition; empty if there are none."""
         return report.new_clients(report.read(self.folder))
 
     def new_clients_table(self) -> Table | None:
         """The same as a terminal shows it."""
         run = report.read(self.folder)
         rows = report.new_clients(run)
-        return report.render_new_clients(rows, run.titles) if rows else None
+        return report.render_new_clients(rows, run.titles, run.score) if rows else None
 
     def bundle(
         self, method: str, out: str | Path, *, seed: int | None = None, client: str | int | None = None

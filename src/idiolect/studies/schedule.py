@@ -15,6 +15,7 @@ import torch
 from idiolect.core.arrow_tables import to_frame
 from idiolect.core.documents import read_json
 from idiolect.core.errors import Diverged, Interrupted, RunError
+from idiolect.core.objectives import ACCURACY, OBJECTIVES
 from idiolect.report import Divergence
 from idiolect.runs import checkpoint, predictions
 from idiolect.runs.early_stopping import Stop, stop_of, validation_means
@@ -66,8 +67,10 @@ class Schedule:
         self._halt.clear()
         units = self._units(jobs)
         lanes = min(self._engine.lanes, len(units))
-        measured = "accuracy" if all(job.data.has_test for job in jobs[:1]) else "validation accuracy"
-        watcher.plan(self._store.study.rounds, self._rounds_on_disk(jobs), self._engine, measured)
+        by = OBJECTIVES[jobs[0].data.task].score if jobs else ACCURACY
+        if not all(job.data.has_test for job in jobs[:1]):
+            by = by._replace(name=f"validation {by.name}")
+        watcher.plan(self._store.study.rounds, self._rounds_on_disk(jobs), self._engine, by)
 
         def stop() -> bool:
             return bool(signals) or self._halt.is_set() or (self._ends is not None and time.monotonic() > self._ends)
@@ -217,12 +220,13 @@ class EarlyStop:
         """Where it stops, by the records so far and these; None if it goes on."""
         if self._study.patience is None:
             return None
-        here = set(records.loc[records["metric"] == "validation_accuracy", "client"])
+        by = OBJECTIVES[self._job.data.task].score
+        here = set(records.loc[records["metric"] == by.validation, "client"])
         hostile = attackers(self._study.attacks, self._job.data.trained)
         if any(not self._sizes[client] for client in here - set(hostile)):  # a site that came after the start
             clients = read_json(self._run / MANIFEST_FILE)["clients"]
             self._sizes = {c["id"]: sum(c.get("validation", ())) for c in clients if c["id"] not in hostile}
-        means = validation_means(records, self._study.protocol, self._sizes)
+        means = by.sign * validation_means(records, self._study.protocol, self._sizes, metric=by.validation)
         self._means |= dict(zip(means.index.tolist(), means.tolist(), strict=True))
         return stop_of(self._means, self._study.patience)
 
@@ -277,8 +281,9 @@ class _CellWriter:
 
     def keep(self, stage: str, client: int, p_NC: torch.Tensor) -> None:
         """Take the predictions of a client's test samples."""
-        label_N = self.job.data.y_R[self.job.data.test[client]].numpy()
-        self._predictions.append(predictions.ClientPredictions(stage, client, label_N, p_NC.numpy()))
+        data, rows = self.job.data, self.job.data.test[client]
+        truth = data.y_R[rows] if data.targets is None else data.targets.value_RD[rows]
+        self._predictions.append(predictions.ClientPredictions(stage, client, truth.numpy(), p_NC.numpy()))
 
     def on_round(self, state: State, records: list[Record], seconds: float) -> None:
         """Take a round that is whole."""
@@ -291,12 +296,12 @@ class _CellWriter:
             if self._predictions:  # before the checkpoint, which says that they are there
                 predictions.save(self.cell.folder, job.name, job.seed, self._predictions)
             self.save()
-        values = measures(records, seconds, study.protocol, self._rows, job.data.conditions, self._validation_rows)
+        by = OBJECTIVES[job.data.task].score
+        values = measures(records, seconds, study.protocol, self._rows, job.data.conditions, self._validation_rows, by)
         if values:
             self.track(state.round, values)
         self._watcher.recorded(job.name, job.seed, state.round, records)
-        accuracy = values.get("accuracy", values.get("validation_accuracy"))
-        self._watcher.advance(job.name, job.seed, state.round, accuracy)
+        self._watcher.advance(job.name, job.seed, state.round, values.get(by.metric, values.get(by.validation)))
         if self.stop is not None and state.round < study.rounds:
             self._watcher.stopped(job.name, job.seed, *self.stop)
             self.trackers.close()

@@ -73,7 +73,7 @@ SETTINGS = {
         DATA, "Column to predict.", unset="label, target, class, ...", metavar="COLUMN", common=True,
     ),
     "task": Setting(
-        DATA, "What the target is: classification says that its many different numbers are classes.",
+        DATA, "What is learnt: classification, or regression, which is taken for a target with many different numbers.",
         unset="decided by the target's values", metavar="TASK",
     ),
     "client_column": Setting(

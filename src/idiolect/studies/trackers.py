@@ -18,13 +18,14 @@ import numpy as np
 
 from idiolect.core import evaluation_protocol, files
 from idiolect.core.errors import InputError, Interrupted, nearest, option, printable
+from idiolect.core.objectives import ACCURACY, Score
 from idiolect.runs.store import settings_of_numbers
 from idiolect.simulation import Record
 from idiolect.studies.config import Study
 
 Status = Literal["finished", "stopped", "failed"]
-_METRICS = ("accuracy", "loss", "calibration_error", "brier")
-_ON_VALIDATION = ("validation_accuracy", "validation_loss")
+_METRICS = ("accuracy", "loss", "calibration_error", "brier", "mse", "mae", "r2")
+_ON_VALIDATION = ("validation_accuracy", "validation_loss", "validation_mse", "validation_mae", "validation_r2")
 
 
 class Tracker(Protocol):
@@ -50,6 +51,7 @@ def measures(
     rows: Sequence[int],
     conditions: Sequence[str] = (),
     validation_rows: Sequence[int] = (),
+    by: Score = ACCURACY,
 ) -> dict[str, float]:
     """An evaluated round in a few numbers; empty for a round that was not evaluated.
 
@@ -60,11 +62,13 @@ def measures(
         rows: the number of test samples of each client.
         conditions: of the last clients, which are new; "" is for their samples as they are.
         validation_rows: the number of validation samples of each client; () for none.
+        by: the score.
 
     Returns:
         ``accuracy`` (0..1), ``loss`` (nats), ``calibration_error`` (0..1), ``brier`` (0..2), averaged over clients or
-        samples; ``validation_accuracy`` and ``validation_loss``, the same of validation samples; ``worst_decile``, the
-        mean accuracy of the worst tenth of clients; ``new_client_accuracy`` of new clients, under all conditions, once
+        samples, or of predicted numbers ``mse``, ``mae``, ``r2`` and ``loss``; the same of validation samples, as
+        ``validation_accuracy``; ``worst_decile``, the mean score of the worst tenth of clients; ``new_client_accuracy``
+        (or ``new_client_mse``) of new clients, under all conditions, once
         they are measured; ``bytes``, down and up, mean over participants; ``seconds``. If the protocol is about new
         clients, the numbers are theirs, and ``trained_accuracy`` is that of the others.
     """
@@ -76,8 +80,9 @@ def measures(
             new = stage == "new"
             if new == (what.clients == "new") and not (new and conditions[client - count]):
                 values_of.setdefault(metric, []).append((client, value))
-            if metric == "accuracy" and (new or what.clients == "new"):
-                values_of.setdefault("new_client_accuracy" if new else "trained_accuracy", []).append((client, value))
+            if metric == by.metric and (new or what.clients == "new"):
+                name = f"{'new_client' if new else 'trained'}_{by.metric}"
+                values_of.setdefault(name, []).append((client, value))
         elif stage == what.stage and metric in _ON_VALIDATION and validation_rows and validation_rows[client]:
             values_of.setdefault(metric, []).append((client, value))
         elif stage == "wire" and metric != "answered":
@@ -91,7 +96,7 @@ def measures(
         return float(np.average(values, weights=[rows_of[i] for i in clients] if what.weighting == "sample" else None))
 
     means = {m: mean(m) for m in values_of}
-    if worst := sorted(value for _, value in values_of.get("accuracy", ())):
+    if worst := sorted((value for _, value in values_of.get(by.metric, ())), reverse=not by.more_is_better):
         means["worst_decile"] = float(np.mean(worst[: max(1, len(worst) // 10)]))
     return means | {"bytes": float(np.mean(list(bytes_of.values()) or [0.0])), "seconds": seconds}
 

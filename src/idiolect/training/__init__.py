@@ -3,8 +3,9 @@
 from idiolect.training.averaging import add, averaging
 from idiolect.training.batches import Batch, batches, groups, rows
 from idiolect.training.client_state import Personal, joins_by_training, own_or, stateless, trained, untrained
-from idiolect.training.optimisers import optimiser_state, require_sgd
+from idiolect.training.optimisers import optimiser_state
 from idiolect.training.preprocessing import Preprocessing
+from idiolect.training.requirements import require_classes, require_sgd
 from idiolect.training.settings import training_of
 from idiolect.training.sgd import cross_entropy_mean, mean, sgd, sgd_from
 from idiolect.training.sharing import shared
@@ -35,6 +36,7 @@ __all__ = [
     "mean",
     "optimiser_state",
     "own_or",
+    "require_classes",
     "require_sgd",
     "row_losses",
     "rows",

@@ -12,8 +12,7 @@ from torch.optim.adam import adam as torch_adam
 from torch.optim.sgd import sgd as torch_sgd
 
 from idiolect.core import tree
-from idiolect.core.errors import InputError
-from idiolect.core.method import SGD, AdamW, Optimiser, Task
+from idiolect.core.method import SGD, AdamW, Optimiser
 from idiolect.core.tree import Tree
 
 P = TypeVar("P")
@@ -35,19 +34,6 @@ def optimiser_state(rule: Optimiser, weights: Tree) -> Tree:
     if isinstance(rule, SGD):
         return tree.zeros(weights)
     return AdamState(tree.zeros(weights), tree.zeros(weights), torch.zeros((), dtype=torch.float32))
-
-
-def require_sgd(task: Task, method: str, because: str) -> SGD:
-    """The task's optimiser, for a method that is defined for SGD alone.
-
-    Raises:
-        InputError: it is another optimiser.
-    """
-    rule = task.training.optimiser
-    if not isinstance(rule, SGD):
-        name = type(rule).__name__.lower()
-        raise InputError(f"method {method} needs SGD, because {because}: leave out optimiser={name}, or this method")
-    return rule
 
 
 def in_place(

@@ -1,12 +1,13 @@
-"""The figures of a search: for each setting, validation accuracy over its values."""
+"""The figures of a search: for each setting, the score on validation samples over its values."""
 
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from typing import TYPE_CHECKING, Any
 
+from idiolect.core.objectives import Score
 from idiolect.report.figures import Figure
-from idiolect.report.figures.vega_lite import per_cent, tooltip
+from idiolect.report.figures.vega_lite import amounts, tooltip
 from idiolect.tuning.space import Interval, Range, said
 
 if TYPE_CHECKING:
@@ -21,7 +22,7 @@ _HEIGHT = 150  # px of a plot
 
 
 def figures(tuning: Tuning) -> Iterator[Figure]:
-    """For each setting that was searched, validation accuracy over its values, a plot for each method."""
+    """For each setting that was searched, the score on validation samples over its values, a plot for each method."""
     ranges, trials, chosen = tuning.ranges, tuning.each_trial, tuning.chosen()
     names = dict.fromkeys(name for space in ranges.values() for name in space)
     for name in names:
@@ -29,7 +30,7 @@ def figures(tuning: Tuning) -> Iterator[Figure]:
         rows = [
             {
                 "method": c.title, "value": t.values[name], "rounds": t.rounds,
-                "accuracy": round(100 * t.value.accuracy, 2) if t.rungs else None,
+                "score": t.value.by.shown(t.value.score) if t.rungs else None,
                 "end": STATES[t.state], "settings": said(t.values), "chosen": t.number == c.trial,
             }
             for c in methods
@@ -37,10 +38,10 @@ def figures(tuning: Tuning) -> Iterator[Figure]:
             if t.method == c.method
         ]  # fmt: skip
         if rows:
-            yield _figure(name, ranges[methods[0].method][name], [c.title for c in methods], rows)
+            yield _figure(name, ranges[methods[0].method][name], [c.title for c in methods], rows, tuning.by)
 
 
-def _figure(name: str, range: Range, titles: Sequence[str], rows: list[dict[str, Any]]) -> Figure:
+def _figure(name: str, range: Range, titles: Sequence[str], rows: list[dict[str, Any]], by: Score) -> Figure:
     is_numeric = isinstance(range, Interval)
     scale: dict[str, Any] = {}
     axis: dict[str, Any] = {"tickCount": 4, "grid": False, "labelOverlap": True}
@@ -52,16 +53,16 @@ def _figure(name: str, range: Range, titles: Sequence[str], rows: list[dict[str,
         **({"scale": scale, "axis": axis} if is_numeric else {"sort": None}),
     }  # fmt: skip
     ends: dict[str, Any] = {"field": "end", "type": "nominal", "title": None, "legend": {"orient": "top"}}
-    tips = tooltip("settings", "accuracy=validation accuracy (%)", "rounds", "end=ended")
-    y = per_cent("accuracy", "validation accuracy (%)")
+    tips = tooltip("settings", f"score=validation {by.axis}", "rounds", "end=ended")
+    y = amounts("score", f"validation {by.axis}")
     ends["scale"] = {"domain": [STATES["complete"], STATES["stopped"], STATES["diverged"], STATES["refused"]]}
     dots = {
-        "transform": [{"filter": "isValid(datum.accuracy)"}],
+        "transform": [{"filter": "isValid(datum.score)"}],
         "mark": {"type": "point", "filled": True, "size": 55, "opacity": 0.9},
         "encoding": {"x": x, "y": y, "tooltip": tips, "color": ends},
     }
     failures = {
-        "transform": [{"filter": "!isValid(datum.accuracy)"}],
+        "transform": [{"filter": "!isValid(datum.score)"}],
         "mark": {"type": "point", "shape": "cross", "filled": True, "size": 70},
         "encoding": {"x": x, "y": {"value": _HEIGHT}, "tooltip": tips, "color": ends},
     }
@@ -79,7 +80,7 @@ def _figure(name: str, range: Range, titles: Sequence[str], rows: list[dict[str,
         "resolve": {"scale": {"x": "shared", "y": "shared"}},
     }
     return Figure(
-        f"over-{name}", f"Validation accuracy over {name}",
+        f"over-{name}", f"Validation {by.name} over {name}",
         "Each dot is a trial, at its last rung; those that were stopped had trained less. A cross is one that diverged "
         "or was refused. The ring is the choice.",
         spec, min_width=300, wide=True,

@@ -18,6 +18,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import NamedTuple
 
+from idiolect.core.objectives import ACCURACY, Score
 from idiolect.studies import Study
 
 _PARTS = 5  # of the rounds, of which trials train one before the cut
@@ -68,16 +69,23 @@ def finalists(sizes: Sequence[int], halving: int) -> tuple[int, ...]:
 class Value(NamedTuple):
     """What a trial has reached."""
 
-    accuracy: float
+    score: float
     """On validation samples."""
     loss: float
     """On the same."""
     trial: int
+    by: Score = ACCURACY
+    """What the score is."""
+
+    @property
+    def text(self) -> str:
+        """The score with its unit."""
+        return self.by.brief(self.score)
 
 
 def order(value: Value) -> tuple[float, float, int]:
-    """The best first: the higher accuracy; of equal ones the lower loss, and then the earlier trial."""
-    return -value.accuracy, value.loss, value.trial
+    """The best first: the better score; of equal ones the lower loss, and then the earlier trial."""
+    return -value.by.sign * value.score, value.loss, value.trial
 
 
 def promoted(values: Sequence[Value], count: int) -> list[int]:

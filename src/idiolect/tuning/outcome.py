@@ -14,6 +14,7 @@ from rich.table import Table
 
 from idiolect.core.documents import read_json
 from idiolect.core.errors import InputError, listed
+from idiolect.core.objectives import ACCURACY, SCORES, Score
 from idiolect.core.option_spec import Spec
 from idiolect.core.terminal import Text
 from idiolect.report.charts import Charts, charts
@@ -28,6 +29,7 @@ from idiolect.tuning.sampler import batches
 from idiolect.tuning.space import Range, Space, said, spaces, with_values
 from idiolect.tuning.trials import Trial, best, read
 
+_NONE = Trial("", 0, {}, {}, "running")  # before the first
 TUNED_FILE, TUNING_PAGE, REFIT_FOLDER = "tuned.yaml", "tuning.html", "refit"
 
 
@@ -39,14 +41,16 @@ class Chosen(NamedTuple):
     title: str
     values: dict[str, Any]
     """Option or setting: value; empty if nothing was searched, or no trial reached the last round."""
-    accuracy: float | None
-    """Mean accuracy (0..1) on validation samples; None if no trial reached the last round."""
+    score: float | None
+    """Mean score on validation samples, as an accuracy, 0..1; None if no trial reached the last round."""
     trial: int | None
     trials: int
     rounds: int
     """Trained in all its trials together, where training that several methods share counts for each."""
     edges: tuple[str, ...]
     """The settings whose choice lies at an end of their range."""
+    by: Score = ACCURACY
+    """What the score is."""
 
 
 @dataclass(frozen=True)
@@ -73,18 +77,23 @@ class Tuning:
         """Every trial as a pandas DataFrame.
 
         Columns: ``method``, ``trial``, one for each option or setting that was searched, ``rounds``,
-        ``validation_accuracy`` (0..1), ``validation_loss`` (nats), ``state`` (complete, stopped, diverged, refused) and
-        ``chosen``.
+        ``validation_accuracy`` (0..1; of predicted numbers ``validation_mse``), ``validation_loss`` (nats), ``state``
+        (complete, stopped, diverged, refused) and ``chosen``.
         """
         winners = {(c.method, c.trial) for c in self.chosen()}
         rows = []
         for t in self.each_trial:
-            reached = {"validation_accuracy": t.value.accuracy, "validation_loss": t.value.loss} if t.rungs else {}
+            reached = {t.value.by.validation: t.value.score, "validation_loss": t.value.loss} if t.rungs else {}
             end = {"rounds": t.rounds, **reached, "state": t.state, "chosen": (t.method, t.number) in winners}
             rows.append({"method": t.method, "trial": t.number, **t.values, **end})
-        last = ["rounds", "validation_accuracy", "validation_loss", "state", "chosen"]
+        last = ["rounds", self.by.validation, "validation_loss", "state", "chosen"]
         frame = pd.DataFrame(rows)
         return frame[[c for c in frame.columns if c not in last] + [c for c in last if c in frame.columns]]
+
+    @property
+    def by(self) -> Score:
+        """By which number trials are compared."""
+        return SCORES[next(iter(read(self.folder)), _NONE).metric]
 
     def chosen(self) -> list[Chosen]:
         """What was chosen for each method: the best on validation samples of the trials that reached the last round."""
@@ -139,7 +148,7 @@ class Tuning:
         return self.folder / TUNING_PAGE
 
     def figures(self) -> Charts:
-        """For each setting that was searched, validation accuracy over its values, as a chart of Altair by its name.
+        """For each setting that was searched, the score over its values, as a chart of Altair by its name.
 
         Raises:
             InputError: Altair is not installed.
@@ -149,7 +158,7 @@ class Tuning:
         return charts(list(figures(self)))
 
     def _repr_html_(self) -> str:
-        columns = {"Method": False, "Chosen": False, "Validation accuracy": True, "Trials": True, "Rounds": True}
+        columns = {"Method": False, "Chosen": False, f"Validation {self.by.name}": True, "Trials": True, "Rounds": True}
         return html(Block(f"What was chosen for {self.study.name}", columns, self.rows()), notes=self.notes())
 
     def notes(self) -> list[str]:
@@ -162,8 +171,8 @@ class Tuning:
         notes = [] if self.has_ended else ["The search has not ended: this is how far it came."]
         notes += [
             f"Every method had {plan.trials} trials of {self.study.rounds} rounds, trained {steps}, with seed "
-            f"{plan.seed}; choices by accuracy on {count}validation samples, {plan.validation:.0%} of each client's "
-            "training samples. No test sample was measured."
+            f"{plan.seed}; choices by {self.by.name} on {count}validation samples, {plan.validation:.0%} of each "
+            "client's training samples. No test sample was measured."
         ]
         if few := [f"{c.title} ({c.trials})" for c in every if self.has_ended and c.trials < plan.trials]:
             notes.append(f"Methods with fewer settings than trials: {', '.join(few)}; each was tried once.")
@@ -173,7 +182,7 @@ class Tuning:
                 if bad := [said(t.values) for t in trials if t.method == c.method and t.state == state]:
                     each = f"{len(bad)} of {c.trials} trials {'diverged' if state == 'diverged' else 'were refused'}"
                     notes.append(f"{c.title}: {each} ({listed(bad, 3, '; ')}), and trained no further.")
-            if c.accuracy is None and self.has_ended:
+            if c.score is None and self.has_ended:
                 notes.append(f"{c.title}: no trial reached the last round, so it keeps its settings: search elsewhere.")
             for name in c.edges:
                 notes.append(
@@ -201,10 +210,10 @@ class Tuning:
         return table
 
     def rows(self) -> list[tuple[str, str, str, str, str]]:
-        """The same as texts: method, chosen, validation accuracy, trials and rounds trained."""
+        """The same as texts: method, chosen, score on validation samples, trials and rounds trained."""
         return [
             (
-                c.title, said(c.values) or "as it was", "" if c.accuracy is None else f"{c.accuracy:.1%}",
+                c.title, said(c.values) or "as it was", "" if c.score is None else c.by.brief(c.score),
                 str(c.trials), f"{c.rounds:,}",
             )
             for c in self.chosen()
@@ -228,7 +237,7 @@ def _chosen(label: str, title: str, space: Space, trials: Sequence[Trial]) -> Ch
     if one is None:
         return Chosen(label, title, {}, None, None, len(mine), rounds, ())
     edges = tuple(name for name in one.values if _is_open(space[name], name, one, mine))
-    return Chosen(label, title, one.values, one.value.accuracy, one.number, len(mine), rounds, edges)
+    return Chosen(label, title, one.values, one.value.score, one.number, len(mine), rounds, edges, one.value.by)
 
 
 def _is_open(range: Range, name: str, chosen: Trial, trials: Sequence[Trial]) -> bool:

@@ -1,4 +1,4 @@
-"""The page of a search: what was chosen, validation accuracy over each setting, and every trial."""
+"""The page of a search: what was chosen, the score over each setting, and every trial."""
 
 from __future__ import annotations
 
@@ -24,6 +24,7 @@ def write(tuning: Tuning) -> None:
         placed("tune", drawings),
         title=tuning.study.name,
         facts=_facts(tuning),
+        by=tuning.by.name,
         chosen=tuning.rows(),
         notes=tuning.notes(),
         figures=drawings,
@@ -45,8 +46,8 @@ def _facts(tuning: Tuning) -> list[tuple[str, str]]:
 
 
 def _texts(trial: Trial) -> tuple[str, int, str, str, str]:
-    """Settings, rounds, accuracy, loss and how it ended, as the table of trials shows them."""
+    """Settings, rounds, score, loss and how it ended, as the table of trials shows them."""
     end = STATES[trial.state] + (f": {trial.said}" if trial.said else "")
     if not trial.rungs:
         return said(trial.values), 0, "", "", end
-    return said(trial.values), trial.rounds, f"{trial.value.accuracy:.1%}", f"{trial.value.loss:.3f}", end
+    return said(trial.values), trial.rounds, trial.value.text, f"{trial.value.loss:.3f}", end

@@ -12,6 +12,7 @@ from rich.console import Console, Group, RenderableType
 from rich.progress_bar import ProgressBar
 from rich.table import Table
 
+from idiolect.core.objectives import ACCURACY, Score
 from idiolect.core.terminal import Text
 from idiolect.report.tables import duration
 from idiolect.simulation import Engine
@@ -70,7 +71,7 @@ class Lines(SearchWatcher):
             mine = [t for t in trials if t.method == method and t.number in numbers and self._until in t.rungs]
             if one := min(mine, key=lambda t: order(t.value), default=None):
                 values = said(one.values) or "nothing is searched"
-                self._say(f"  {method}: best {one.value.accuracy:.1%} on validation samples ({values})")
+                self._say(f"  {method}: best {one.value.text} on validation samples ({values})")
         self._say(f"  after {duration(time.monotonic() - self._start)}")
 
     def _say(self, text: str) -> None:
@@ -101,12 +102,12 @@ class Bars(Live, SearchWatcher):
             self._rounds, self._until = {}, until
             self._head = head(batch, rung, until, len(trials))
 
-    def plan(self, rounds: int, done: Mapping[Key, int], engine: Engine, measured: str = "accuracy") -> None:
+    def plan(self, rounds: int, done: Mapping[Key, int], engine: Engine, by: Score = ACCURACY) -> None:
         """Take what is on disk."""
         with self._lock:
             self._rounds |= done
 
-    def advance(self, label: str, seed: int, round: int, accuracy: float | None) -> None:
+    def advance(self, label: str, seed: int, round: int, score: float | None) -> None:
         """Move a bar."""
         with self._lock:
             self._rounds[label, seed] = round
@@ -143,7 +144,7 @@ class Bars(Live, SearchWatcher):
                 bar = ProgressBar(max(1, len(mine) * self._until), done, width=width // 6)
                 one = leader(self._trials, method)
                 ended = sum(t.method == method and t.state != "running" for t in self._trials)
-                accuracy, values = ("", "") if one is None else (f"{one.value.accuracy:.1%}", said(one.values))
+                accuracy, values = ("", "") if one is None else (one.value.text, said(one.values))
                 table.add_row(Text(method), f"{ended}/{count}", bar, accuracy, Text(values))
             elapsed = duration(self._clock() - self._start)
             foot = Text(f"{self._head}; {elapsed}" if self._head else "", no_wrap=True, overflow="ellipsis")
@@ -169,12 +170,12 @@ class Line(SearchWatcher):
             self._rounds, self._whole = 0, len(trials) * until
         self._write(at_once=True)
 
-    def plan(self, rounds: int, done: Mapping[Key, int], engine: Engine, measured: str = "accuracy") -> None:
+    def plan(self, rounds: int, done: Mapping[Key, int], engine: Engine, by: Score = ACCURACY) -> None:
         """Take what is on disk."""
         with self._lock:
             self._rounds = sum(done.values())
 
-    def advance(self, label: str, seed: int, round: int, accuracy: float | None) -> None:
+    def advance(self, label: str, seed: int, round: int, score: float | None) -> None:
         """Count the round."""
         with self._lock:
             self._rounds += 1
@@ -184,7 +185,7 @@ class Line(SearchWatcher):
         """Name the best of each method."""
         leaders = [leader(trials, method) for method in dict.fromkeys(t.method for t in trials)]
         with self._lock:
-            self._best = "; ".join(f"{t.method} {t.value.accuracy:.1%} ({said(t.values)})" for t in leaders if t)
+            self._best = "; ".join(f"{t.method} {t.value.text} ({said(t.values)})" for t in leaders if t)
         self._write(at_once=True)
 
     def _write(self, at_once: bool = False) -> None:

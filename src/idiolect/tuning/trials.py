@@ -11,6 +11,7 @@ from typing import Any, NamedTuple
 from idiolect.core import files
 from idiolect.core.documents import read_json, sealed_json
 from idiolect.core.errors import InputError
+from idiolect.core.objectives import OBJECTIVES, SCORES
 from idiolect.data import FederatedData
 from idiolect.runs import reader
 from idiolect.runs.early_stopping import validation_means
@@ -42,11 +43,13 @@ class Trial(NamedTuple):
     values: dict[str, Any]
     """What was tried, by name."""
     rungs: dict[int, tuple[float, float]]
-    """Accuracy (0..1) and loss (nats) on validation samples, by the rung's round."""
+    """Score (an accuracy is 0..1) and loss (nats) on validation samples, by the rung's round."""
     state: str
     """``complete``, ``stopped`` at a rung, ``diverged``, ``refused`` by the method, or ``running``."""
     said: str = ""
     """Why it diverged or was refused."""
+    metric: str = "accuracy"
+    """What the score is."""
 
     @property
     def rounds(self) -> int:
@@ -56,7 +59,7 @@ class Trial(NamedTuple):
     @property
     def value(self) -> Value:
         """What it reached at its last rung."""
-        return Value(*self.rungs[self.rounds], self.number)
+        return Value(*self.rungs[self.rounds], self.number, SCORES[self.metric])
 
 
 def best(trials: Sequence[Trial]) -> Trial | None:
@@ -99,6 +102,7 @@ class Trials:
     ) -> None:  # fmt: skip
         self._folder, self._study, self._federation, self._proposals = folder, study, federation, proposals
         self.ends, self._halving, self._on_rung = ends, halving, on_rung
+        self._by = OBJECTIVES[federation.task].score
         self._before = {(t.method, t.number): t for t in read(folder) if t.state != "running"}
         self.trials: list[Trial] = []
         self.where = "before the first trial"
@@ -121,7 +125,9 @@ class Trials:
                 self._write()  # all are refused
             for use in self._study.methods:
                 ends = [
-                    End(t.values, {n: accuracy for n, (accuracy, _) in t.rungs.items()}, t.state == "complete")
+                    End(
+                        t.values, {n: self._by.sign * score for n, (score, _) in t.rungs.items()}, t.state == "complete"
+                    )
                     for t in self.trials[len(before) :]
                     if t.method == use.label
                 ]
@@ -134,7 +140,7 @@ class Trials:
             for k, values in enumerate(
                 self._proposals.batch(use.label, number), self._proposals.start(use.label, number) + 1
             ):
-                each.append((Trial(use.label, k, values, {}, "running"), use))
+                each.append((Trial(use.label, k, values, {}, "running", metric=self._by.metric), use))
         known = [self._before.get((trial.method, trial.number)) for trial, _ in each]
         if all(one is not None and one.values == trial.values for one, (trial, _) in zip(known, each, strict=True)):
             yield from ((one, use) for one, (_, use) in zip(known, each, strict=True) if one is not None)
@@ -213,18 +219,18 @@ class Trials:
         hostile = run.attackers
         sizes = {k: len(rows) for k, rows in enumerate(self._federation.validation) if k not in hostile}
         records = run.records[run.records["round"] <= until]
-        accuracy, loss = (
+        scores, losses = (
             validation_means(records, run.protocol, sizes, ("method", "round"), metric)
-            for metric in ("validation_accuracy", "validation_loss")
+            for metric in (self._by.validation, "validation_loss")
         )
-        labels = accuracy.index.get_level_values("method").unique()
-        return {label: self._in_round(accuracy[label].to_dict(), loss[label].to_dict()) for label in labels}
+        labels = scores.index.get_level_values("method").unique()
+        return {label: self._in_round(scores[label].to_dict(), losses[label].to_dict()) for label in labels}
 
-    def _in_round(self, accuracy: Mapping[int, float], loss: Mapping[int, float]) -> tuple[float, float]:
-        last = max(accuracy)
+    def _in_round(self, scores: Mapping[int, float], losses: Mapping[int, float]) -> tuple[float, float]:
+        last = max(scores)
         if self._study.protocol.round == "best_validation":
-            last = max(accuracy, key=lambda round: (accuracy[round], -round))
-        return accuracy[last], loss[last]
+            last = max(scores, key=lambda round: (self._by.sign * scores[round], -round))
+        return scores[last], losses[last]
 
 
 def _forget(folder: Path) -> None:

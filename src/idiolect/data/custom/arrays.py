@@ -15,11 +15,13 @@ from torch import Tensor
 
 from idiolect.core import tree
 from idiolect.core.errors import InputError
+from idiolect.core.objectives import TaskName
 from idiolect.core.tree import Tree
 from idiolect.data.custom.columns import codes, labels, listed, shift_of, without_nan
 from idiolect.data.custom.names import look
+from idiolect.data.custom.target import target_of
 from idiolect.data.custom.texts import list_of_texts
-from idiolect.data.datasets.dataset import Column, Encoding, Source, TaskName
+from idiolect.data.datasets.dataset import Column, Encoding, Source
 from idiolect.data.text.encoders import Encoder
 from idiolect.data.text.tokens import Tokens, ids_of, tokens_of
 
@@ -59,13 +61,14 @@ def from_arrays(
             (R, F) whose numbers float32 cannot tell apart has its median subtracted. Whole numbers of 16 bits or more
             (R, ...) are ids, as those of words, and stay as they are. Or texts, (R,), which become ids. Or a dict of
             arrays by name, where a network takes several.
-        y: one label per row, whole numbers or texts, (R,).
+        y: one label per row, whole numbers or texts, (R,); or numbers to predict, (R,) or, several together, (R, D).
         clients: which client each sample belongs to, numbers or texts, (R,); else a partition divides the samples.
         groups: which samples belong together, as those of one patient, numbers or texts, (R,): a group is never on
             both sides of a split. With an official test split, of all its samples after those for training.
         name: what to call the data set.
         class_names: what y's numbers 0, 1, ... mean, or y's texts in the order you want; by default y's values, sorted.
-        task: "classification" if y's many different numbers are classes; with ``class_names`` they always are.
+        task: "classification" or "regression"; None takes many different numbers as numbers to predict, and everything
+            else as classes. With ``class_names`` y is always classes.
         test: an official test split (x, y) or (x, y, clients).
         tokens: what a text is divided into: "words" (the default), "characters", "bytes", or an ``Encoder``.
         max_tokens: of a text that are used, 256 by default; longer texts are cut.
@@ -80,8 +83,12 @@ def from_arrays(
     splits = [(x, y, clients)] if test is None else [(x, y, clients), (*test, None)[:3]]
     samples = _samples([part[0] for part in splits], tokens, max_tokens)
     counts, table = samples.counts, bool(samples.encodings)
-    y_R, names = _classes(_column([part[1] for part in splits], counts, "y"), class_names, task, table=table)
-    look("y", "class", y_R, names)
+    goal = _goal([part[1] for part in splits], counts)
+    if class_names is None:
+        y_R, names, targets = target_of(goal, {name: name for name in goal}, task, table=table)
+    else:
+        y_R, names = _classes(goal, class_names, task)
+        targets = None
     columns = {}
     if clients is not None:
         columns["client"] = Column(*codes(_column([part[2] for part in splits], counts, "clients"), "clients"))
@@ -103,6 +110,7 @@ def from_arrays(
         encodings=samples.encodings,
         sizes=samples.tokens.size if samples.tokens else samples.sizes,
         tokens=samples.tokens,
+        targets=targets,
     )
 
 
@@ -304,12 +312,23 @@ def _column(parts: Sequence[Any], counts: Sequence[int], what: str) -> pd.Series
     return pd.concat(columns, ignore_index=True)
 
 
+def _goal(splits: Sequence[Any], counts: Sequence[int]) -> dict[str, pd.Series[Any]]:
+    """The target, or the numbers that are predicted together: y[0], y[1] and so on of an array (R, D)."""
+    arrays = [_array(values, "y") for values in splits]
+    widths = {array.shape[1] for array in arrays if array.ndim == 2 and array.dtype.kind == "f" and array.size}
+    hot = all(np.isin(array, (0, 1)).all() and (array.sum(-1) == 1).all() for array in arrays if array.ndim == 2)
+    if len(widths) != 1 or any(array.ndim != 2 for array in arrays) or hot:
+        return {"y": _column(splits, counts, "y")}
+    return {f"y[{d}]": _column([array[:, d] for array in arrays], counts, "y") for d in range(widths.pop())}
+
+
 def _classes(
-    y: pd.Series[Any], class_names: Sequence[str] | None, task: TaskName | None, *, table: bool
+    goal: Mapping[str, pd.Series[Any]], class_names: Sequence[str], task: TaskName | None
 ) -> tuple[NDArray[np.int64], tuple[str, ...]]:
-    y_R, texts = labels(y, "y", task if class_names is None else "classification", table=table)
-    if class_names is None:
-        return y_R, texts
+    if len(goal) > 1 or task == "regression":
+        raise InputError("class_names are for classes, and y is numbers to predict: leave them out")
+    y_R, texts = labels(goal["y"], "y")
+    look("y", "class", y_R, texts)
     names = tuple(map(str, class_names))
     numbers = {str(i): i for i in range(len(names))}
     place = numbers if set(texts) <= set(numbers) else {name: i for i, name in enumerate(names)}

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Callable, Collection, Iterable, Sequence
-from typing import Any, get_args
+from typing import Any
 
 import numpy as np
 import pandas as pd
@@ -12,8 +12,8 @@ from numpy.typing import NDArray
 
 from idiolect.core.errors import InputError, nearest, option
 from idiolect.core.errors import listed as listed
+from idiolect.core.objectives import TaskName
 from idiolect.core.option_spec import PLUS, split_names
-from idiolect.data.datasets.dataset import TaskName
 
 # R samples of all clients
 
@@ -84,6 +84,22 @@ def find_target(columns: Sequence[str], target: str | None, where: str) -> str:
     return candidates[0]
 
 
+def targets_in(columns: Sequence[str], target: str | None, where: str) -> list[str]:
+    """The target columns: several numbers that are predicted together are joined by +.
+
+    Raises:
+        InputError: as ``find_target``, or a column is given twice.
+    """
+    if target is None or target in columns:
+        return [find_target(columns, target, where)]
+    names = split_names(target, columns)
+    for name in names:
+        find(columns, name, "target", where)
+    if len(set(names)) < len(names):
+        raise InputError(f"target: {target} has a column twice: give each once")
+    return names
+
+
 def missing(values: pd.Series[Any], texts: Collection[str] = ("", "nan")) -> NDArray[np.bool_]:
     """For each row whether its value is missing: none, or one of some texts in any letter case.
 
@@ -148,30 +164,16 @@ def codes(values: pd.Series[Any], what: str) -> tuple[NDArray[np.int64], tuple[s
     return np.array([place[name] for name in names], np.int64)[code_R], tuple(order)
 
 
-def labels(
-    values: pd.Series[Any], what: str, task: TaskName | None = None, *, table: bool = True
-) -> tuple[NDArray[np.int64], tuple[str, ...]]:
+def labels(values: pd.Series[Any], what: str) -> tuple[NDArray[np.int64], tuple[str, ...]]:
     """The samples' classes (R,) and the names of the classes.
 
-    Args:
-        values: of the target.
-        what: they are, for messages.
-        task: "classification" says that many different numbers are classes; so does a column of categories.
-        table: whether the samples are rows of a table. Of images, the numbers 0, 1, 2, ... are codes of classes.
-
     Raises:
-        InputError: a label is missing, there is only one class, or the values are measurements or identifiers.
+        InputError: a label is missing, there is only one class, or the values are identifiers.
     """
-    if task not in (None, *get_args(TaskName)):
-        raise InputError(f"task={task!r} is not known: give {' or '.join(get_args(TaskName))}, or leave it out")
     y_R, names = codes(values, what)
     count = len(names)
     if count == 1:
         raise InputError(f"{what} has only one class ({names[0]}): give a column with two classes or more")
-    if task is None and not isinstance(values.dtype, pd.CategoricalDtype):
-        amounts = amounts_in(names, table=table)
-        if amounts is not None and (amounts == FRACTIONS or count < len(values)):
-            raise _regression(what, count, amounts)
     if count > MOST_CLASSES:
         raise InputError(
             f"{what} has {count} classes, more than {MOST_CLASSES}: is it an identifier? Give the column of labels"
@@ -208,11 +210,10 @@ def check_amounts(what: str, names: Sequence[str], task: TaskName | None) -> Non
 
 
 def _regression(what: str, count: int, amounts: str) -> InputError:
-    looks = "regression" if amounts == FRACTIONS else "regression or a count"
     return InputError(
-        f"{what} has {count} different {amounts}, which looks like {looks}: idiolect classifies, so divide the numbers "
-        f"into a few classes first, give another column, or say with {option('task', 'classification')} that they are "
-        "classes"
+        f"{what} has {count} different {amounts}, which looks like numbers to predict, and sites learn classes as yet: "
+        f"divide the numbers into a few classes first, give another column, or say with "
+        f"{option('task', 'classification')} that they are classes"
     )
 
 

@@ -20,6 +20,7 @@ from idiolect.core.arrow_tables import open_parquet, read_parquet
 from idiolect.core.errors import InputError, option
 from idiolect.core.files import about_backslashes
 from idiolect.core.import_path import is_dotted
+from idiolect.core.objectives import TaskName
 from idiolect.data.custom.archives import GZIP, ZIP, unpacked
 from idiolect.data.custom.arff import arff
 from idiolect.data.custom.columns import listed
@@ -36,7 +37,7 @@ from idiolect.data.custom.several import folder_of, is_pattern, matches, names_o
 from idiolect.data.custom.splits import are_splits, choose_splits, is_split
 from idiolect.data.custom.text_files import PICTURES, Roles, check_target, read_csvs
 from idiolect.data.custom.texts import Reading
-from idiolect.data.datasets.dataset import Source, TaskName
+from idiolect.data.datasets.dataset import Source
 from idiolect.data.text.encoders import Encoder
 
 log = logging.getLogger(__name__)
@@ -82,7 +83,8 @@ def open_data(
             both sides of a split.
         drop: columns to leave out, such as identifiers; several may be joined by +.
         resize: for images, 32 or "32x24" for width x height in pixels.
-        task: "classification" if the target's many different numbers are classes.
+        task: "classification" or "regression"; None takes many different numbers as numbers to predict, and everything
+            else as classes.
         text: the column of texts to learn from, or several joined by +, which a line end separates then; the other
             columns are not used.
         tokens: what a text is divided into: "words" (the default), "characters", "bytes", or an ``Encoder``.

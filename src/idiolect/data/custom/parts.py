@@ -15,6 +15,7 @@ import torch
 
 from idiolect.core.arrow_tables import to_frame
 from idiolect.core.errors import InputError
+from idiolect.core.objectives import TaskName
 from idiolect.core.option_spec import split_names
 from idiolect.data.custom import dates, images, tables
 from idiolect.data.custom.columns import (
@@ -22,9 +23,8 @@ from idiolect.data.custom.columns import (
     codes,
     columns_to_drop,
     find,
-    find_target,
-    labels,
     listed,
+    targets_in,
     without_nan,
 )
 from idiolect.data.custom.form import Form, form_of
@@ -34,9 +34,10 @@ from idiolect.data.custom.inside import Within
 from idiolect.data.custom.names import look
 from idiolect.data.custom.questions import answered
 from idiolect.data.custom.splits import choose_splits
+from idiolect.data.custom.target import target_of
 from idiolect.data.custom.texts import Reading
 from idiolect.data.custom.windows import list_columns, windows
-from idiolect.data.datasets.dataset import Column, Encoding, Source, TaskName
+from idiolect.data.datasets.dataset import Column, Encoding, Source
 from idiolect.data.text.encoders import Encoder
 
 log = logging.getLogger(__name__)
@@ -71,13 +72,14 @@ def from_frame(
 
     Args:
         frame: one row for each sample.
-        target: the column of labels; None for the only one called label, labels, target, class, diagnosis or y; or a
-            question of two answers, as ``num>0``.
+        target: the column of labels or of numbers to predict, or several columns of numbers joined by +; None for the
+            only one called label, labels, target, class, diagnosis or y; or a question of two answers, as ``num>0``.
         client_column: the column that says which client each sample belongs to; else a partition divides the samples.
         group_column: the column that says which samples belong together, as those of one patient: a group is never on
             both sides of a split.
         drop: columns to leave out, such as identifiers; several may be joined by +.
-        task: "classification" if the target's many different numbers are classes.
+        task: "classification" or "regression"; None takes many different numbers as numbers to predict, and everything
+            else as classes.
         text: the column of texts to learn from, or several joined by +, which a line end separates then; the other
             columns are not used.
         tokens: what a text is divided into: "words" (the default), "characters", "bytes", or an ``Encoder``.
@@ -116,15 +118,16 @@ def from_dataset(
 
     Args:
         dataset: images in one column, or a table, of texts too.
-        target: the column of labels; None for the only one called label, labels, target, class, diagnosis or y; or a
-            question of two answers, as ``num>0``.
+        target: the column of labels or of numbers to predict, or several columns of numbers joined by +; None for the
+            only one called label, labels, target, class, diagnosis or y; or a question of two answers, as ``num>0``.
         client_column: the column that says which client each sample belongs to; else a partition divides the samples.
         group_column: the column that says which samples belong together, as those of one patient: a group is never on
             both sides of a split.
         image_column: the column of images, if there are several.
         drop: columns to leave out.
         resize: of images, 32 or "32x24" for width x height in pixels.
-        task: "classification" if the target's many different numbers are classes.
+        task: "classification" or "regression"; None takes many different numbers as numbers to predict, and everything
+            else as classes.
         text: the column of texts to learn from, or several joined by +, which a line end separates then; the other
             columns are not used.
         tokens: what a text is divided into: "words" (the default), "characters", "bytes", or an ``Encoder``.
@@ -249,11 +252,11 @@ def assemble(
     frame = answered(form.known(_join(name, parts)), target, name)
     columns = [str(c) for c in frame]
     texts = reading.names(columns, name)
-    label = find_target(columns, target, name)
+    goal = targets_in(columns, target, name)
     owner = None if client_column is None else find(columns, client_column, "client_column", name)
     out = columns_to_drop(columns, [drop] if isinstance(drop, str) else drop, name)
     group = None if group_column is None else find(columns, group_column, "group_column", name)
-    _check_roles({"target": [label], "client_column": [owner], "group_column": [group], "drop": out, "text": texts})
+    _check_roles({"target": goal, "client_column": [owner], "group_column": [group], "drop": out, "text": texts})
     pictures = [picture for part in parts for picture in part.pictures or ()]
     is_table = parts[0].pictures is None and not texts
     if parts[0].pictures is None and size:
@@ -261,8 +264,8 @@ def assemble(
     if parts[0].pictures is not None and texts:
         raise InputError(f"text: {name} has images, and a sample is either an image or a text: leave text out")
 
-    y_R, class_names = labels(frame[label], f"target {label!r} of {name}", task, table=is_table)
-    look(f"target {label!r} of {name}", "class", y_R, class_names)
+    whats = {column: f"target {column!r} of {name}" for column in goal}
+    y_R, class_names, targets = target_of({c: frame[c] for c in goal}, whats, task, table=is_table)
     owners = {}
     if owner is not None:
         owner_R = frame[owner].astype(object)  # so that even the values of a categorical column are sorted
@@ -270,7 +273,7 @@ def assemble(
         look(f"client_column {owner!r} of {name}", "client", owners[owner].code_R, owners[owner].names)
     if group is not None:
         owners[group] = Column(*codes(frame[group].astype(object), f"group_column {group!r} of {name}"))
-    beside = [c for c in columns if c not in {label, owner, group, *out, *texts}]
+    beside = [c for c in columns if c not in {*goal, owner, group, *out, *texts}]
     frame = form.known_features(frame, beside)
     part_R = (owners[owner].code_R if owner else 0) * len(parts) + np.repeat(
         np.arange(len(parts)), [len(part.frame) for part in parts]
@@ -308,6 +311,7 @@ def assemble(
         sizes=tokens.size if tokens else 0,
         tokens=tokens,
         channels=channels,
+        targets=targets,
     )
 
 

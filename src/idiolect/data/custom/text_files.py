@@ -15,7 +15,7 @@ import pandas as pd
 
 from idiolect.core.errors import InputError, option
 from idiolect.core.option_spec import split_names
-from idiolect.data.custom.columns import NUMBER, check_frame, find_target, listed
+from idiolect.data.custom.columns import NUMBER, check_frame, find_target, listed, targets_in
 from idiolect.data.custom.form import Form, check_names
 from idiolect.data.custom.numbers import INFINITE, MISSING, PLAIN, Evidence, Marks, fit, numbers, plain, readings_of
 from idiolect.data.custom.questions import question_in
@@ -215,7 +215,7 @@ def check_target(path: Path, columns: list[str], target: str | None, form: Form)
     """
     try:
         if question_in(target, columns, str(path)) is None:
-            find_target(columns, target, str(path))
+            targets_in(columns, target, str(path))
     except InputError:
         if looks_like_data(columns) and not form.nameless:
             raise no_header(path, columns) from None

@@ -15,13 +15,13 @@ from torch import Tensor
 
 from idiolect.core import tree
 from idiolect.core.errors import InputError
+from idiolect.core.objectives import TaskName
 from idiolect.core.tree import Tree
+from idiolect.data.targets import Targets
 from idiolect.data.text.tokens import Tokens
 
 # R samples, C channels, H height, W width, F features
 
-TaskName = Literal["classification"]
-"""What is learnt of a target, where its values alone do not say it."""
 Header = Literal["none"]
 """Says that the first line of a text file is a row and not one of names."""
 
@@ -86,9 +86,9 @@ class Source:
         x_R: images (R, C, H, W), uint8, mapped from the cache file if there is one, to save memory; or float32
             (R, ...). In a table (R, F), NaN is a missing value. Whole numbers (R, ...) of 16 bits or more, such as the
             ids of words, stay as they are. A dict of such tensors, by name, where a sample has several.
-        y_R: labels in 0..classes-1, int64.
-        classes: the number of classes.
-        class_names: one name per class.
+        y_R: labels in 0..classes-1, int64; all 0 where the target is numbers.
+        classes: the number of classes; 1 where the target is numbers.
+        class_names: one name per class; the target's name where it is numbers.
         mean: per channel or feature (axis 1), or one number for all, on a scale of 0 to 1 for images; None to take the
             training samples', and for a dict.
         std: per channel or feature, like ``mean``, and above 0.
@@ -102,6 +102,7 @@ class Source:
             known.
         tokens: of texts, how they became ids.
         channels: of windows in columns of lists, the names of these columns.
+        targets: the targets where they are numbers; else None.
 
     Raises:
         InputError: mean or std is given without the other, has another number of values, or one that is not possible.
@@ -122,6 +123,7 @@ class Source:
     sizes: int | Mapping[str, int] = 0
     tokens: Tokens | None = None
     channels: tuple[str, ...] = ()
+    targets: Targets | None = None
     group_column: str | None = None
 
     def __post_init__(self) -> None:
@@ -144,6 +146,11 @@ class Source:
                 raise InputError(f"{self.name}: {what} has a number that is not possible: give finite numbers{above}")
 
     @property
+    def task(self) -> TaskName:
+        """What is learnt of the target."""
+        return "classification" if self.targets is None else "regression"
+
+    @property
     def feature_names(self) -> tuple[str, ...]:
         """For a table, one name for each feature."""
         return tuple(name for encoding in self.encodings for name in encoding.features)
@@ -156,7 +163,10 @@ class Source:
     def __repr__(self) -> str:
         """Shapes only: samples and labels may be private."""
         of = "" if self.client_column is None else f", client_column={self.client_column!r}"
-        return f"Source({self.name!r}, x_R={shape(self.x_R)}, y_R={shape(self.y_R)}, classes={self.classes}{of})"
+        y = f"y_R={shape(self.y_R)}, classes={self.classes}"
+        if self.targets is not None:
+            y = f"targets={shape(self.targets.value_RD)}"
+        return f"Source({self.name!r}, x_R={shape(self.x_R)}, {y}{of})"
 
 
 def shape(x: Tree) -> str:
@@ -170,7 +180,8 @@ def digest(source: Source) -> str:
     """A short fingerprint of a source's samples, labels and columns."""
     hasher = hashlib.blake2b(digest_size=8)
     leaves = [leaf.numpy() for leaf in tree.leaves(source.x_R)]
-    for array in (*leaves, source.y_R.numpy(), *(c.code_R for c in source.columns.values())):
+    targets = [] if source.targets is None else [source.targets.value_RD.numpy()]
+    for array in (*leaves, source.y_R.numpy(), *targets, *(c.code_R for c in source.columns.values())):
         hasher.update(str((array.shape, array.dtype)).encode())
         hasher.update(np.ascontiguousarray(array).data)
     return hasher.hexdigest()

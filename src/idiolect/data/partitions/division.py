@@ -11,7 +11,7 @@ import numpy as np
 
 from idiolect.core import keys
 from idiolect.core.defaults import USUAL_CLIENTS
-from idiolect.core.errors import InputError, nearest
+from idiolect.core.errors import InputError, nearest, option
 from idiolect.core.import_path import by_path
 from idiolect.core.option_spec import Spec, check
 from idiolect.data.datasets.dataset import Source
@@ -19,7 +19,7 @@ from idiolect.data.partitions import flower
 from idiolect.data.partitions.allocation import Rows, Split
 from idiolect.data.partitions.apart import Splitting, divide_apart
 from idiolect.data.partitions.flower import Partitioner
-from idiolect.data.partitions.registry import PARTITIONS
+from idiolect.data.partitions.registry import BY_CLASS, PARTITIONS
 from idiolect.data.partitions.sizes import draw_sizes
 
 
@@ -82,6 +82,11 @@ def divide(
             partitioner, more = flower.made(function, options, clients or USUAL_CLIENTS)
             split = flower.from_flower(partitioner, source, clients, rng, **more)
         else:
+            if source.targets is not None and name in BY_CLASS:
+                raise InputError(
+                    f"partition {name} divides classes, and this target is a number: take iid, or natural with "
+                    f"{option('client_column')}"
+                )
             count = clients or (None if follows_a_column(partition) else USUAL_CLIENTS)
             has_sizes = bool(sizes and count and "sizes_K" in inspect.signature(function).parameters)
             more = {"sizes_K": draw_sizes(sizes, count, draw)} if has_sizes and count else {}

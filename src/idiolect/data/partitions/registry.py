@@ -17,3 +17,5 @@ from collections.abc import Callable
 from idiolect.data.partitions.allocation import Split
 
 PARTITIONS: dict[str, Callable[..., Split]] = {}
+BY_CLASS: set[str] = set()
+"""Those that choose how many samples of each class a client has."""

@@ -8,6 +8,7 @@ from dataclasses import dataclass
 
 import numpy as np
 import torch
+from numpy.typing import NDArray
 from torch import Tensor
 
 from idiolect.core.errors import InputError, option
@@ -73,6 +74,23 @@ def ids_of(texts: Sequence[str], tokens: Tokens, where: str) -> Tensor:
     """
     encoder = tokens.encoder
     rows = encoder.encode(texts)
+    count_R = look(rows, tokens, where)
+    return filled_up(rows, encoder, min(tokens.most, int(count_R.max())))
+
+
+def look(rows: Sequence[Ids], tokens: Tokens, where: str, *, advice: bool = True) -> NDArray[np.int64]:
+    """The number of ids of each text to learn from, (R,); warns of texts that are empty, and of those that are cut.
+
+    Args:
+        rows: the ids of each text.
+        tokens: says how many are used.
+        where: the texts are, for messages.
+        advice: whether whoever reads this decides how many are used.
+
+    Raises:
+        InputError: no text has a token.
+    """
+    encoder = tokens.encoder
     count_R = np.array([len(id_L) for id_L in rows], np.int64)
     if not count_R.any():
         raise InputError(f"the texts of {where} are all empty: give texts to learn from")
@@ -85,10 +103,15 @@ def ids_of(texts: Sequence[str], tokens: Tokens, where: str) -> Tensor:
     if cut := int((count_R > tokens.most).sum()):
         log.warning(
             "%s: %d of %d texts have more than %d %s and are cut (the longest has %d)%s",
-            where, cut, len(rows), tokens.most, "tokens" if ":" in encoder.name else encoder.name, count_R.max(),
-            "" if tokens.most == encoder.longest else _advice(int(count_R.max()), encoder.longest),
+            where, cut, len(rows), tokens.most, unit(encoder), count_R.max(),
+            _advice(int(count_R.max()), encoder.longest) if advice and tokens.most != encoder.longest else "",
         )  # fmt: skip
-    return filled_up(rows, encoder, min(tokens.most, int(count_R.max())))
+    return count_R
+
+
+def unit(encoder: Encoder) -> str:
+    """What its tokens are called, as "words"."""
+    return "tokens" if ":" in encoder.name else encoder.name
 
 
 def filled_up(rows: Sequence[Ids], encoder: Encoder, width: int) -> Tensor:

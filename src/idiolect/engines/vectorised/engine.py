@@ -110,7 +110,8 @@ class Vectorised:
         if self._rows is None or self._rows[0] is not job.data:
             self._rows = None  # before the next ones use their memory
             try:
-                self._rows = job.data, tree.map(lambda a: a.to(self.device), job.data.x_R), job.data.y_R.to(self.device)
+                x_R = tree.map(lambda a: a.to(self.device), job.data.x_R)
+                self._rows = job.data, x_R, job.data.target_R.to(self.device)
             except torch.cuda.OutOfMemoryError:
                 size = f"{tree.nbytes(job.data.x_R) / 1e9:.1f} GB"
                 what = f"the samples of {job.data.name} ({size}) do not fit in the memory of {self.device}"
@@ -334,7 +335,7 @@ class Chunks:
         key = self._keys("evaluate", round, ids)
         with self._engine.arithmetic("evaluate"), naming_refusal("personalise"):
             personal = self._put(vmap_of(method.personalise, (_OWN, axis, _ROW, 0))(down, client, train, key))
-        empty = torch.zeros(0, data.classes)
+        empty = torch.zeros(0, data.outputs)
         results: list[Any] = [
             self._runner.measure(round, i, empty) if not len(rows[k]) else None for k, i in enumerate(ids)
         ]

@@ -19,9 +19,10 @@ from pydantic import BaseModel, ConfigDict, Field
 from torch import Tensor
 
 from idiolect.core.errors import InputError, listed, option
+from idiolect.core.objectives import TaskName
 from idiolect.data import FederatedData
 from idiolect.data.custom.columns import check_amounts, in_order
-from idiolect.data.datasets.dataset import Encoding, TaskName
+from idiolect.data.datasets.dataset import Encoding
 from idiolect.data.federated import RawSamples
 from idiolect.data.text.tokens import filled_up
 from idiolect.deploy import units

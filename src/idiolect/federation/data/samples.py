@@ -14,6 +14,7 @@ from torch import Tensor
 
 from idiolect.core.errors import InputError
 from idiolect.core.inputs import is_integer
+from idiolect.core.objectives import TaskName
 from idiolect.data import FederatedData
 from idiolect.data.custom import dates, images, streaming, tables
 from idiolect.data.custom.columns import check_amounts, codes, columns_to_drop, find_target
@@ -25,9 +26,11 @@ from idiolect.data.custom.questions import answered
 from idiolect.data.custom.text_files import Roles
 from idiolect.data.custom.texts import Reading, joined
 from idiolect.data.custom.windows import list_columns, windows
-from idiolect.data.datasets.dataset import Encoding, TaskName
+from idiolect.data.datasets.dataset import Encoding
 from idiolect.data.partitions.apart import Splitting, splitting_of
+from idiolect.data.text.encoders import Ids
 from idiolect.data.text.tokens import Tokens, filled_up, tokens_of
+from idiolect.data.text.tokens import look as look_at_texts
 from idiolect.deploy.groups import group_numbers, group_of
 from idiolect.deploy.samples import Reader, labels
 from idiolect.deploy.schema import Inputs, Scale, TokensPart
@@ -144,7 +147,7 @@ class SiteFiles:
         reading.check()
         if reading.columns is not None:
             tokens = tokens_of(reading.tokens, reading.most, self._text_columns(reading))
-            self._texts(tokens, 0)  # which finds what is no text
+            look_at_texts(self._ids(tokens, 0), tokens, self.where, advice=False)
             how = TokensPart(columns=tokens.columns, encoder=tokens.encoder.name, most=tokens.most)
             return Offer(kind="texts", shape=(tokens.most,), tokens=how, classes=tuple(sorted(names)))
         if train.pictures is None:
@@ -171,12 +174,12 @@ class SiteFiles:
             raise InputError(f"text: {self.where} {what}, and this study learns from texts: give a table with both")
         return names
 
-    def _texts(self, tokens: Tokens, k: int) -> Tensor:
-        """The ids (N, L) of a part's texts."""
+    def _ids(self, tokens: Tokens, k: int) -> list[Ids]:
+        """The ids of each of a part's texts."""
         if not self._read_texts:
             self._read_texts = self._read(Roles(self._target, drop=self._drop, features=lambda name: False))
         texts = joined(self._read_texts[k].frame, tokens.columns, self.where)
-        return filled_up(tokens.encoder.encode(texts), tokens.encoder, tokens.most)
+        return tokens.encoder.encode(texts)
 
     def _scale(self, frame: pd.DataFrame, column: Encoding) -> Scale:
         if column.kind != "number" or column.name in self._as_is:
@@ -220,7 +223,8 @@ class SiteFiles:
         if inputs.tokens is not None:
             if absent := [name for name in inputs.tokens.columns if name not in part.frame]:
                 raise InputError(f"{self.where} has no column {absent[0]!r}, which this study learns from: add it")
-            return self._texts(inputs.tokens.tokens, k)
+            tokens = inputs.tokens.tokens
+            return filled_up(self._ids(tokens, k), tokens.encoder, tokens.most)
         frame = part.frame.drop(columns=list(beside))
         if inputs.channels:
             return Reader(inputs, self.where).encode(Part(frame))

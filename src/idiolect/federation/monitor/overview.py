@@ -13,6 +13,7 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from idiolect.core.errors import printable
+from idiolect.core.objectives import ACCURACY, Score
 from idiolect.core.version import __version__
 from idiolect.federation.events import FILE, Events, read
 from idiolect.federation.messages import Refusal, head
@@ -136,7 +137,7 @@ class Overview(Watcher):
 
     # as what watches a run
 
-    def plan(self, rounds: int, done: Mapping[Key, int], engine: Engine, measured: str = "accuracy") -> None:
+    def plan(self, rounds: int, done: Mapping[Key, int], engine: Engine, by: Score = ACCURACY) -> None:
         """Know how many rounds there are."""
         with self._lock:
             self._total, self._progress = rounds, dict(done)
@@ -171,10 +172,10 @@ class Overview(Watcher):
             )  # fmt: skip
             self._since = now
 
-    def advance(self, label: str, seed: int, round: int, accuracy: float | None) -> None:
+    def advance(self, label: str, seed: int, round: int, score: float | None) -> None:
         """A round has ended."""
         with self._lock:
-            self._rounds[-1]["accuracy"] = accuracy
+            self._rounds[-1]["accuracy"] = score
             self._progress[label, seed] = round
 
     def diverged(self, label: str, seed: int, round: int) -> None:

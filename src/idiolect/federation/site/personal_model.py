@@ -220,16 +220,26 @@ def keep(
     arrays |= {"test/p_NC": measures.p_NC, "test/y_N": y_N}
     group_N = None if samples.group_N is None else samples.group_N[samples.test_N]
     arrays |= {} if group_N is None else {"test/group_N": group_N}
-    site = SiteModel(path.parent, _about(cell, round, measures.p_NC, y_N, group_N), "", cell, arrays)
-    if may_be_last(cell.study, round) and len(y_N) >= reference.LEAST and site.task.network.buffers != "local":
-        test_samples = Samples(samples.x_N[samples.test_N], y_N, group_N)
-        try:
-            with OneThread():
-                content = reference.of_site(site, test_samples, measures.p_NC.argmax(1), site.key("watch"))
-            arrays[f"files/{reference.FILE}"] = torch.frombuffer(bytearray(content), dtype=torch.uint8)
-        except RuntimeError as error:  # features without a covariance; the model is whole without it
-            log.warning("%s, seed %d: this model cannot be watched (%s)", cell.use.label, cell.seed, error)
+    if may_be_last(cell.study, round) and len(y_N) >= reference.LEAST:
+        site = SiteModel(path.parent, _about(cell, round, measures.p_NC, y_N, group_N), "", cell, arrays)
+        own = Samples(samples.x_N[samples.test_N], y_N, group_N)
+        arrays |= _watched(site, own, measures.p_NC.argmax(1))
     vault.save(path, pack(dict(belongs) | {"round": round, "fingerprint": mark}, arrays))
+
+
+def _watched(site: SiteModel, samples: Samples, said_N: Tensor) -> dict[str, Tensor]:
+    """What watching needs of a site's test samples and of the classes that they were taken for, if it can be had."""
+    if site.about.network.features is not None:
+        site = site.on_features()  # which the samples are
+    if site.task.network.buffers == "local":
+        return {}
+    try:
+        with OneThread():
+            content = reference.of_site(site, samples, said_N, site.key("watch"))
+    except RuntimeError as error:  # features without a covariance; the model is whole without it
+        log.warning("%s, seed %d: this model cannot be watched (%s)", site.cell.use.label, site.cell.seed, error)
+        return {}
+    return {f"files/{reference.FILE}": torch.frombuffer(bytearray(content), dtype=torch.uint8)}
 
 
 def read(path: Path, vault: Vault, cell: SiteCell, belongs: Mapping[str, Any]) -> SiteModel:

@@ -1,4 +1,4 @@
-"""Accuracy of single clients: its distribution, and what each client gains or loses."""
+"""The score of single clients: its distribution, and what each client gains or loses."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from idiolect.report.common_clients import counted
 from idiolect.report.compare import p_value, smallest_p
 from idiolect.report.figures.boxes import DOT, JITTER, RULE, boxed
 from idiolect.report.figures.figure import Figure
-from idiolect.report.figures.vega_lite import TICKS, Json, inline_data, per_cent, tooltip
+from idiolect.report.figures.vega_lite import TICKS, Json, amounts, in_brackets, inline_data, tooltip
 from idiolect.report.figures.view import DRAWN, View, height_for
 from idiolect.report.rows import finished
 from idiolect.report.tables import worst
@@ -21,8 +21,8 @@ _SIGNED = "(datum.value > 0 ? '+' : '') + datum.label"
 
 
 def _by_client(run: Run) -> pd.DataFrame:
-    """Final accuracy in per cent of the clients that count, mean over seeds: columns method (label), client, value."""
-    return (100 * counted(run).groupby(["method", "client"])["value"].mean()).reset_index()
+    """The final score, as it is shown, of the clients that count: columns method, client, value (over seeds)."""
+    return (run.score.factor * counted(run).groupby(["method", "client"])["value"].mean()).reset_index()
 
 
 def _titles(view: View, frame: pd.DataFrame) -> list[str]:
@@ -56,7 +56,8 @@ def _method_axis(titles: list[str]) -> Json:
 
 
 def spread(view: View) -> Iterator[Figure | str]:
-    """The distribution of accuracy over clients, per method."""
+    """The distribution of the score over clients, per method."""
+    by = view.run.score
     frame = _by_client(view.run)
     if frame.empty:
         return
@@ -64,20 +65,20 @@ def spread(view: View) -> Iterator[Figure | str]:
     frame["kind"] = frame["client"].map(view.kind_of)
     frame["jitter"] = frame["client"].map(view.jitter)
     frame["client"] = frame["client"].map(view.clients)
-    frame["accuracy"] = frame["value"].round(2)
+    frame[by.metric] = (frame["value"] / by.factor).map(by.shown)
     frame["method"] = frame["method"].map(view.run.titles)
     titles = _titles(view, frame)
-    x = per_cent("accuracy", "accuracy of one client (%)")
-    dots = _dots(view, titles, x, "accuracy=accuracy (%)")
-    spec, note = boxed(view, frame, dots, 22, ["method", "client", "kind", "jitter", "accuracy"])
-    top = max(finished(view.rows), key=lambda r: r.worst_decile or 0)
+    x = amounts(by.metric, f"{by.name} of one client{in_brackets(by)}")
+    dots = _dots(view, titles, x, f"{by.metric}={by.axis}")
+    spec, note = boxed(view, frame, dots, 22, ["method", "client", "kind", "jitter", by.metric])
+    top = max(finished(view.rows), key=lambda r: by.sign * (r.worst_decile or 0))
     who = worst(frame["id"].nunique())
     who += " of clients" if who == "worst tenth" else ""
     fares = "fares best with" if len(titles) > 1 else "with"
     yield Figure(
         "spread",
-        f"The {who} {fares} {top.title}, at {100 * (top.worst_decile or 0):.1f} %",
-        "Each dot is one client's final accuracy (mean over seeds); the box has the middle half of the clients, "
+        f"The {who} {fares} {top.title}, at {by.text(top.worst_decile, 1)}{by.unit}",
+        f"Each dot is one client's final {by.name} (mean over seeds); the box has the middle half of the clients, "
         f"its line is the median.{note}",
         spec | {"height": 40 * len(titles)},
     )
@@ -95,7 +96,8 @@ def versus(view: View) -> Iterator[Figure | str]:
         if others.empty:
             yield f"Nothing is compared with {absent}: this run has no results of it beside another method."
             continue
-        others["points"] = (others["value"] - others["client"].map(base)).round(2)
+        gain = view.run.score.sign * (others["value"] - others["client"].map(base))
+        others["points"] = gain.round(2) if view.run.score.points else gain.map(lambda v: float(f"{v:.6g}"))
         facts, share = [], {}
         for other, mine in others.groupby("method", sort=False)["points"]:
             better, equal = int((mine > 0).sum()), int((mine == 0).sum())
@@ -118,6 +120,18 @@ def versus(view: View) -> Iterator[Figure | str]:
         )
 
 
+def _gain(run: Run) -> str:
+    """What a figure calls the difference, of which more is better."""
+    return "points" if run.score.points else f"less {run.score.name}"
+
+
+def _difference(run: Run, which: str, base: str) -> str:
+    name = run.score.name
+    if run.score.more_is_better:
+        return f"Final {name} of {which} client minus its {name} with {base}, in points"
+    return f"Final {name} of {which} client with {base} minus that with the method"
+
+
 def _verdict(run: Run, method: str, base: str, words: str, better: int, clients: int) -> str:
     """A title that says "beats" only if a test over clients shows a difference."""
     title, p = run.titles[method], p_value(run, method, base)
@@ -130,14 +144,15 @@ def _verdict(run: Run, method: str, base: str, words: str, better: int, clients:
 
 def _heat(view: View, others: pd.DataFrame, base: str) -> dict[str, Any]:
     """A heat map of clients x methods with the points that each client gains: caption, specification, width."""
-    largest = max(1.0, float(others["points"].abs().max()))
+    largest = float(others["points"].abs().max())
+    largest = max(1.0, largest) if view.run.score.points else largest or 1.0
     titles = _titles(view, others)
     colour = {
         "field": "points",
         "type": "quantitative",
         "scale": {"domain": [-largest, largest], "range": "diverging", "interpolate": "lab"},
         "legend": {
-            "title": "points",
+            "title": _gain(view.run),
             "orient": "bottom",
             "direction": "horizontal",
             "gradientLength": 180,
@@ -163,8 +178,7 @@ def _heat(view: View, others: pd.DataFrame, base: str) -> dict[str, Any]:
     y["scale"]["padding"] = 0.08
     y["axis"]["domain"] = False
     return {
-        "caption": f"Final accuracy of each client minus its accuracy with {base}, in points (mean over seeds): "
-        "blue gains, orange loses.",
+        "caption": f"{_difference(view.run, 'each', base)} (mean over seeds): blue gains, orange loses.",
         "spec": {
             "padding": {"left": 5, "top": 5, "bottom": 5, "right": min(75, 6 * len(titles[-1]))},
             "data": inline_data(others[["method", "client", "points"]]),
@@ -174,7 +188,7 @@ def _heat(view: View, others: pd.DataFrame, base: str) -> dict[str, Any]:
                 "x": x,
                 "y": y,
                 "color": colour,
-                "tooltip": tooltip("client", "method", "points"),
+                "tooltip": tooltip("client", "method", f"points={_gain(view.run)}"),
             },
         },
         "min_width": max(300, 140 + 24 * len(titles)),
@@ -186,13 +200,13 @@ def _points(view: View, others: pd.DataFrame, base: str) -> dict[str, Any]:
     titles = _titles(view, others)
     others = others.assign(kind=others["id"].map(view.kind_of), jitter=others["id"].map(view.jitter))
     axis = {"labelExpr": _SIGNED, "tickCount": TICKS}
-    x = {"field": "points", "type": "quantitative", "title": "points", "axis": axis}
-    dots = _dots(view, titles, x, "points")
+    x = {"field": "points", "type": "quantitative", "title": _gain(view.run), "axis": axis}
+    dots = _dots(view, titles, x, f"points={_gain(view.run)}")
     spec, note = boxed(view, others, dots, 22, ["method", "client", "kind", "jitter", "points"])
     zero = {"data": {"values": [{}]}, "mark": {"type": "rule", "strokeDash": [4, 3], **RULE}}
     spec["layer"].insert(0, zero | {"encoding": {"x": {"datum": 0, "type": "quantitative"}}})
     return {
-        "caption": f"Final accuracy of a client minus its accuracy with {base}, in points (mean over seeds): right of "
+        "caption": f"{_difference(view.run, 'a', base)} (mean over seeds): right of "
         f"0 it gains, left of 0 it loses. The box has the middle half of the clients, its line is the median.{note}",
         "spec": spec | {"height": 40 * len(titles)},
     }

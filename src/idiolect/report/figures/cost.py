@@ -1,38 +1,39 @@
-"""Accuracy against the bytes that a method sends and receives."""
+"""The score against the bytes that a method sends and receives."""
 
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 
 from idiolect.report.figures.figure import Figure
-from idiolect.report.figures.vega_lite import per_cent, tooltip
+from idiolect.report.figures.vega_lite import amounts, tooltip
 from idiolect.report.figures.view import NAMED, View
 from idiolect.report.rows import Row
 from idiolect.report.tables import size
 
 
 def cost(view: View) -> Iterator[Figure | str]:
-    """Bytes per client and round against final accuracy."""
-    rows = [r for r in view.rows if r.accuracy is not None and r.bytes_per_round is not None]
+    """Bytes per client and round against the final score."""
+    by = view.run.score
+    rows = [r for r in view.rows if r.score is not None and r.bytes_per_round is not None]
     if not rows:
-        if any(r.accuracy is not None for r in view.rows):
-            yield "No bytes are recorded, so accuracy and cost cannot be shown together."
+        if any(r.score is not None for r in view.rows):
+            yield f"No bytes are recorded, so {by.name} and cost cannot be shown together."
         return
     largest = max(r.bytes_per_round or 0 for r in rows)
     scale, unit = next(((s, u) for s, u in ((1e9, "GB"), (1e6, "MB"), (1e3, "kB")) if largest >= s), (1.0, "B"))
-    percent = [100 * (r.accuracy or 0) for r in rows]
-    low, high = min(percent), max(percent)
-    apart = max(high - low, 1.0) / 14
+    height = {r.label: by.shown(r.score or 0) for r in rows}
+    low, high = min(height.values()), max(height.values())
+    apart = max(high - low, 1.0 if by.unit else 0.01 * high) / 14
     rows_with_names = rows if len(rows) <= NAMED else _front(rows)
     place: dict[str, float] = {}
-    for r in sorted(rows_with_names, key=lambda r: r.accuracy or 0):
-        place[r.label] = max([100 * (r.accuracy or 0), *(y + apart for y in place.values())])
+    for r in sorted(rows_with_names, key=lambda r: r.score or 0):
+        place[r.label] = max([height[r.label], *(y + apart for y in place.values())])
     values = [
         {
             "method": r.title,
             "amount": round((r.bytes_per_round or 0) / scale, 4),
             "bytes": size(r.bytes_per_round or 0),
-            "accuracy": round(100 * (r.accuracy or 0), 2),
+            by.metric: height[r.label],
         }
         | ({"label": place[r.label]} if r.label in place else {})
         for r in rows
@@ -44,7 +45,7 @@ def cost(view: View) -> Iterator[Figure | str]:
         "title": f"sent and received per client and round ({unit})",
         "scale": {"domain": [0, end], "nice": False},
     }
-    y = per_cent("accuracy", "accuracy (%)", scale={"zero": False, "padding": 12})
+    y = amounts(by.metric, by.axis, scale={"zero": False, "padding": 12})
     colour = view.method | {"legend": None}
     dots = {
         "mark": {"type": "point", "filled": True, "size": 110, "opacity": 1},
@@ -52,7 +53,7 @@ def cost(view: View) -> Iterator[Figure | str]:
             "x": x,
             "y": y,
             "color": colour,
-            "tooltip": tooltip("method", "bytes=bytes per client and round", "accuracy=accuracy (%)"),
+            "tooltip": tooltip("method", "bytes=bytes per client and round", f"{by.metric}={by.axis}"),
         },
     }
     names = {
@@ -64,9 +65,9 @@ def cost(view: View) -> Iterator[Figure | str]:
     amount = least if least == most else f"{least} to {most}"
     yield Figure(
         "cost",
-        f"What accuracy costs: {amount} per client and round",
-        "Bytes down and up, mean per participating client and round, against final accuracy: cheap and good methods "
-        "are at the upper left."
+        f"What {'accuracy' if by.unit else 'a small error'} costs: {amount} per client and round",
+        f"Bytes down and up, mean per participating client and round, against final {by.name}: cheap and good methods "
+        f"are at the {'upper' if by.more_is_better else 'lower'} left."
         + (
             ""
             if len(rows_with_names) == len(rows)
@@ -77,11 +78,9 @@ def cost(view: View) -> Iterator[Figure | str]:
 
 
 def _front(rows: Sequence[Row]) -> list[Row]:
-    """The methods for which no other reaches a higher accuracy with as many bytes or fewer."""
+    """The methods for which no other reaches a better score with as many bytes or fewer."""
 
     def beaten(r: Row) -> bool:
-        return any(
-            (q.bytes_per_round or 0) <= (r.bytes_per_round or 0) and (q.accuracy or 0) > (r.accuracy or 0) for q in rows
-        )
+        return any((q.bytes_per_round or 0) <= (r.bytes_per_round or 0) and q.rank > r.rank for q in rows)
 
     return [r for r in rows if not beaten(r)]

@@ -9,7 +9,7 @@ import numpy as np
 from idiolect.data.heterogeneity import Description
 from idiolect.report.figures.colours import PLAIN, SHIFTED
 from idiolect.report.figures.figure import Figure
-from idiolect.report.figures.vega_lite import GREY_SYMBOL, tooltip
+from idiolect.report.figures.vega_lite import GREY_SYMBOL, Json, tooltip
 from idiolect.report.figures.view import DRAWN, SAMPLE, View, height_for, sample_note
 from idiolect.runs.reader import Run
 
@@ -24,6 +24,8 @@ def partition_figures(run: Run, about: Description) -> list[Figure]:
 def label_map(view: View) -> Iterator[Figure | str]:
     """Clients x classes, with a circle whose size shows the number of training samples."""
     manifest = view.run.manifest
+    if view.run.task == "regression":
+        return
     names, clients = manifest["class_names"], view.sample(view.clients)
     sample = set(clients)
     values = [
@@ -121,7 +123,7 @@ def _sizes(about: Description) -> Figure:
 
 
 def _divergence(view: View, about: Description) -> Iterator[Figure]:
-    """Clients x clients: the divergence of labels, if it was computed for all pairs."""
+    """Clients x clients: the divergence of labels or distance of targets, if it was computed for all pairs."""
     names = list(view.clients.values())
     if about.label_KK is None or not 1 < len(names) == len(about.label_KK):
         return
@@ -130,13 +132,26 @@ def _divergence(view: View, about: Description) -> Iterator[Figure]:
         for i in view.clients
         for j in view.clients
     ]
+    title = f"Two clients' labels differ by {about.label_mean:.2f} bits, {about.label_chance:.2f} at random"
+    caption = (
+        "Jensen-Shannon divergence of the training labels of each pair of clients: 0 for the same mixture of classes, "
+        "1 for no class in common; the title has the mean."
+    )
+    unit = "bits"
+    ends: Json = {"domain": [0, 1]}
+    if about.target_KD is not None:
+        title = f"Two clients' mean targets are {about.label_mean:.2f} apart, {about.label_chance:.2f} at random"
+        caption = (
+            "Distance between the mean training targets of each pair of clients, in standard deviations of all; "
+            "the title has the mean."
+        )
+        unit, ends = "standard deviations", {"domainMin": 0}
     channel = {"type": "nominal", "scale": {"domain": names}}
     axis = {"labelOverlap": True, "labelLimit": 80}
     yield Figure(
         "divergence",
-        f"Two clients' labels differ by {about.label_mean:.2f} bits, {about.label_chance:.2f} at random",
-        "Jensen-Shannon divergence of the training labels of each pair of clients: 0 for the same mixture of classes, "
-        "1 for no class in common; the title has the mean.",
+        title,
+        caption,
         {
             "data": {"values": values},
             "height": height_for(len(names)),
@@ -147,10 +162,10 @@ def _divergence(view: View, about: Description) -> Iterator[Figure]:
                 "color": {
                     "field": "bits",
                     "type": "quantitative",
-                    "scale": {"domain": [0, 1], "range": "ramp"},
-                    "legend": {"title": "bits", "orient": "bottom"},
+                    "scale": ends | {"range": "ramp"},
+                    "legend": {"title": unit, "orient": "bottom"},
                 },
-                "tooltip": tooltip("client", "other", "bits"),
+                "tooltip": tooltip("client", "other", f"bits={unit}"),
             },
         },
     )

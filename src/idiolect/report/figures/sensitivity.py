@@ -6,9 +6,10 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
+from idiolect.core.objectives import Score
 from idiolect.report.figures.figure import Figure
 from idiolect.report.figures.specs import parsed
-from idiolect.report.figures.vega_lite import Json, per_cent, tooltip
+from idiolect.report.figures.vega_lite import Json, amounts, tooltip
 from idiolect.report.rows import Row, summary
 from idiolect.runs.reader import Run
 
@@ -43,7 +44,7 @@ def sensitivity(runs: Sequence[Run], colours: Mapping[str, str]) -> list[Figure]
         for use in run.study.get("methods", []):
             mine = parsed(use).model_dump() if isinstance(use, str) else use
             row = rows.get(use if isinstance(use, str) else mine["label"])
-            if row is not None and row.accuracy is not None:
+            if row is not None and row.score is not None:
                 options = {f"{mine['name']}.{k}": v for k, v in mine["options"].items()}
                 in_cells |= "where" in mine
                 uses.setdefault(mine["name"], []).append(_Point(mine.get("where", settings | options), row))
@@ -61,10 +62,10 @@ def sensitivity(runs: Sequence[Run], colours: Mapping[str, str]) -> list[Figure]
         shades[title] = colours[points[0].row.label]
         for group, ones in groups.items():
             lines.setdefault((name, group), []).extend(
-                {"method": title, "x": one.values[name], "accuracy": round(100 * (one.row.accuracy or 0), 2)}
-                for one in ones
+                {"method": title, "x": one.values[name], "score": one.row.by.shown(one.row.score or 0)} for one in ones
             )
-    return [_curve(*of, values, shades, i) for i, (of, values) in enumerate(lines.items())]
+    by = runs[0].score
+    return [_curve(*of, values, shades, i, by) for i, (of, values) in enumerate(lines.items())]
 
 
 def _varies(name: str, all_: Sequence[_Point], in_cells: bool) -> bool:
@@ -116,13 +117,13 @@ def _words(name: str) -> str:
     return name.replace("_", " ").replace(".", ": ", 1)
 
 
-def _curve(key: str, group: str, values: list[Json], shades: Mapping[str, str], number: int) -> Figure:
+def _curve(key: str, group: str, values: list[Json], shades: Mapping[str, str], number: int, by: Score) -> Figure:
     """The figure of one number, with a line for each method."""
     at, words = sorted({v["x"] for v in values}), _words(key)
     above = [x for x in at if x > 0]
     wide = at[0] >= 0 and above[-1] / above[0] >= 50
     titles = list(dict.fromkeys(v["method"] for v in values))
-    best = max(values, key=lambda v: v["accuracy"])
+    best = max(values, key=lambda v: by.sign * v["score"])
     scale: Json = {"zero": False, "padding": 10}
     if wide:
         scale = {"type": "log"} if at[0] else {"type": "symlog", "constant": above[0]}
@@ -136,8 +137,8 @@ def _curve(key: str, group: str, values: list[Json], shades: Mapping[str, str], 
     }
     return Figure(
         f"curve-{number}",
-        f"{best['method']} reaches {best['accuracy']:.1f} % at {words} {best['x']:g}{of}",
-        f"Test accuracy against {words}{of}; nothing else differs between a method's results"
+        f"{best['method']} reaches {by.text(best['score'] / by.factor, 1)}{by.unit} at {words} {best['x']:g}{of}",
+        f"Test {by.name} against {words}{of}; nothing else differs between a method's results"
         + (" (logarithmic scale)." if wide else "."),
         {
             "data": {"values": values},
@@ -145,9 +146,9 @@ def _curve(key: str, group: str, values: list[Json], shades: Mapping[str, str], 
             "mark": {"type": "line", "strokeWidth": 2, "point": {"size": 50, "filled": True}},
             "encoding": {
                 "x": x,
-                "y": per_cent("accuracy", "accuracy (%)"),
+                "y": amounts("score", by.axis),
                 "color": colour,
-                "tooltip": tooltip("method", f"x={words}", "accuracy=accuracy (%)"),
+                "tooltip": tooltip("method", f"x={words}", f"score={by.axis}"),
             },
         },
     )

@@ -8,6 +8,8 @@ from typing import Any
 
 import pandas as pd
 
+from idiolect.core.objectives import Score
+
 Json = dict[str, Any]
 
 TICKS = {"expr": "ceil(width / 70)"}
@@ -24,8 +26,13 @@ def inline_data(frame: pd.DataFrame) -> Json:
     return {"values": frame.round({column: 4 for column in largest.index} | decimals).to_dict("records")}
 
 
-def per_cent(name: str, title: str, **more: Any) -> Json:
-    """A channel in per cent, with an axis that need not begin at 0."""
+def in_brackets(by: Score) -> str:
+    """The unit of a score after a name, with a space before it."""
+    return " (%)" if by.unit else ""
+
+
+def amounts(name: str, title: str, **more: Any) -> Json:
+    """A channel of scores, with an axis that need not begin at 0."""
     return {"field": name, "type": "quantitative", "title": title, "scale": {"zero": False, "nice": True}, **more}
 
 

@@ -1,0 +1,89 @@
+"""The target: classes, or numbers to predict."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Mapping
+from typing import Any, NamedTuple, get_args
+
+import numpy as np
+import pandas as pd
+import torch
+from numpy.typing import NDArray
+
+from idiolect.core.errors import InputError, listed, option
+from idiolect.core.objectives import TaskName
+from idiolect.data.custom.columns import FRACTIONS, NUMBER, amounts_in, codes, labels
+from idiolect.data.custom.names import look
+from idiolect.data.targets import Targets
+
+# R samples
+
+log = logging.getLogger(__name__)
+
+
+class Target(NamedTuple):
+    """What is learnt, as a ``Source`` has it."""
+
+    y_R: NDArray[np.int64]
+    class_names: tuple[str, ...]
+    targets: Targets | None
+
+
+def target_of(
+    columns: Mapping[str, pd.Series[Any]], whats: Mapping[str, str], task: TaskName | None, *, table: bool = True
+) -> Target:
+    """The target of samples.
+
+    Where the task is not said, many different numbers are numbers to predict, and everything else is classes.
+
+    Args:
+        columns: of the target, by name; several numbers are predicted together.
+        whats: how messages call each column.
+        task: what is learnt; None: what the values say.
+        table: whether the samples are rows of a table. Of images, the numbers 0, 1, 2, ... are codes of classes.
+
+    Raises:
+        InputError: a value is missing or infinite, all are equal, texts are to be predicted as numbers, or classes are
+            identifiers.
+    """
+    if task not in (None, *get_args(TaskName)):
+        raise InputError(f"task={task!r} is not known: give {' or '.join(get_args(TaskName))}, or leave it out")
+    if len(columns) > 1 and task == "classification":
+        raise InputError(f"target {listed(columns)} has {len(columns)} columns, and classes are in one: give one")
+    first = next(iter(columns))
+    if task == "regression" or len(columns) > 1 or (task is None and _are_amounts(columns[first], whats[first], table)):
+        values = [_numbers(values, whats[name]) for name, values in columns.items()]
+        rows = len(values[0])
+        names = tuple(columns)
+        return Target(np.zeros(rows, np.int64), ("+".join(names),), Targets(torch.tensor(np.stack(values, 1)), names))
+    y_R, class_names = labels(columns[first], whats[first])
+    look(whats[first], "class", y_R, class_names)
+    return Target(y_R, class_names, None)
+
+
+def _are_amounts(values: pd.Series[Any], what: str, table: bool) -> bool:
+    """Whether values are numbers to predict, which is said."""
+    if isinstance(values.dtype, pd.CategoricalDtype):
+        return False
+    _, names = codes(values, what)
+    amounts = amounts_in(names, table=table)
+    if amounts is None or (amounts != FRACTIONS and len(names) == len(values)):
+        return False
+    log.warning(
+        "%s has %d different %s, which are taken as numbers to predict; if they are classes, give %s",
+        what, len(names), amounts, option("task", "classification"),
+    )  # fmt: skip
+    return True
+
+
+def _numbers(values: pd.Series[Any], what: str) -> NDArray[np.float64]:
+    code_R, names = codes(values, what)
+    if texts := [name for name in names if not NUMBER.fullmatch(name)]:
+        raise InputError(
+            f"{what} has texts ({listed(texts, 3)}), and a regression predicts numbers: give a column of numbers, or "
+            f"{option('task', 'classification')}"
+        )
+    if len(names) == 1:
+        raise InputError(f"{what} is {names[0]} in all rows: give a column with different numbers")
+    return np.array([float(name) for name in names])[code_R]

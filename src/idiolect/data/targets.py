@@ -1,0 +1,66 @@
+"""Targets that are numbers."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+
+import torch
+from torch import Tensor
+
+from idiolect.core.errors import InputError
+
+# R samples, D numbers of a target
+
+_EVEN = 1e-12  # of the largest amount: a standard deviation below is rounding
+
+
+@dataclass(frozen=True, eq=False)
+class Targets:
+    """What is predicted where it is numbers and not a class.
+
+    Attributes:
+        value_RD: as stored, float64.
+        names: of the D numbers.
+        mean: of training samples, by number; () until it is known.
+        std: the same of the standard deviation.
+    """
+
+    value_RD: Tensor
+    names: tuple[str, ...]
+    mean: tuple[float, ...] = ()
+    std: tuple[float, ...] = ()
+
+    def rows(self, row_R: Tensor) -> Targets:
+        """Those of some samples."""
+        return replace(self, value_RD=self.value_RD[row_R])
+
+    def scaled_by(self, row_R: Tensor) -> Targets:
+        """With the mean and standard deviation of some samples.
+
+        Raises:
+            InputError: a number is the same in all of them.
+        """
+        value_RD = self.value_RD[row_R]
+        mean_D, std_D = value_RD.mean(0), value_RD.std(0, correction=0)
+        for name, std, most in zip(self.names, std_D.tolist(), value_RD.abs().amax(0).tolist(), strict=True):
+            if std <= _EVEN * most:
+                raise InputError(
+                    f"target {name} is the same number in all training samples: there is nothing to predict; take "
+                    "another target"
+                )
+        return replace(self, mean=tuple(mean_D.tolist()), std=tuple(std_D.tolist()))
+
+    def scaled(self) -> Tensor:
+        """What networks learn (R, D), float32: less the mean, by the standard deviation."""
+        mean_D, std_D = _both(self.mean, self.std)
+        return ((self.value_RD - mean_D) / std_D).to(torch.get_default_dtype())
+
+    def unscaled(self, scaled_BD: Tensor) -> Tensor:
+        """What a network's predictions (B, D) are in the units of the data, float64."""
+        mean_D, std_D = _both(self.mean, self.std)
+        return scaled_BD.double() * std_D + mean_D
+
+
+def _both(mean: Sequence[float], std: Sequence[float]) -> tuple[Tensor, Tensor]:
+    return torch.tensor(mean, dtype=torch.float64), torch.tensor(std, dtype=torch.float64)

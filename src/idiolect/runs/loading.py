@@ -1,0 +1,68 @@
+"""The files of a run folder, read and checked one by one."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pandas as pd
+import pyarrow as pa
+
+from idiolect.core.arrow_tables import to_frame
+from idiolect.core.errors import InputError
+from idiolect.runs.folder import RECORDS_FILE, SEARCH_FILE, TIMINGS_FILE
+from idiolect.runs.schema import read_table
+
+_KEYS = {
+    RECORDS_FILE: ("method", "seed", "round", "client", "stage", "metric", "value", "other"),
+    TIMINGS_FILE: ("method", "seed", "round", "seconds"),
+}
+_TYPES = {"method": "str", "stage": "str", "metric": "str", "value": "float64", "seconds": "float64", "other": "Int64"}
+FIX = "restore the file, or run the study again into a new folder"
+"""What helps where a file is missing or broken."""
+
+
+def load(file: Path, parse: Callable[[Path], Any]) -> Any:
+    """What ``parse`` makes of a file.
+
+    Raises:
+        InputError: the file is missing or cannot be parsed.
+    """
+    if not file.exists() and (file.parent / SEARCH_FILE).exists():
+        what = f"{file.parent} is the folder of a search"
+        raise InputError(f"{what}: its page is tuning.html; give one of its runs, refit or trials-1, in its place")
+    if not file.exists():
+        raise InputError(f"{file} is missing: give the folder of a run that has begun, or {FIX}")
+    try:
+        return parse(file)
+    except (OSError, ValueError, KeyError, pa.ArrowException) as error:
+        reason = " ".join(str(error).split())[:120]
+        raise InputError(f"{file} cannot be read ({reason}): {FIX}") from None
+
+
+def table(file: Path) -> pd.DataFrame:
+    """The records or timings of a run.
+
+    Raises:
+        InputError: the file is missing or broken, or has a column, a row or a value that it cannot have.
+    """
+    columns = _KEYS[file.name]
+    content = load(file, read_table)
+    if missing := [c for c in columns if c not in content.column_names]:
+        raise InputError(f"{file} has no column {missing[0]!r}: {FIX}")
+    try:
+        types = {c: _TYPES.get(c, "int64") for c in columns}
+        frame: pd.DataFrame = to_frame(content.select(columns)).astype(types)
+    except (ValueError, TypeError, pa.ArrowException):
+        raise InputError(f"{file} has a column of the wrong type (columns: {', '.join(columns)}): {FIX}") from None
+    twice = frame.duplicated([c for c in columns if c not in ("value", "seconds")])
+    if twice.any():
+        first = ", ".join(f"{c} {frame[c].iloc[int(twice.argmax())]}" for c in columns[:3])
+        raise InputError(f"{file} has {twice.sum()} duplicate rows (the first: {first}): {FIX}")
+    if "metric" in frame:
+        share = frame["value"][frame["metric"].isin(["accuracy", "validation_accuracy"])]
+        if (odd := share[(share < 0) | (share > 1)]).size:
+            metric = frame["metric"][odd.index[0]]
+            raise InputError(f"{file} has an {metric} of {odd.iloc[0]}, which is not between 0 and 1: {FIX}")
+    return frame

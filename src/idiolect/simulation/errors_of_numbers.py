@@ -1,0 +1,35 @@
+"""Measures of a client's test samples where the target is numbers."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from torch import Tensor
+
+# N samples of one client, D numbers of a target
+
+
+def of_predictions(value_ND: Tensor, y_ND: Tensor, names: Sequence[str] = ("",)) -> dict[str, float]:
+    """Mean squared error, mean absolute error and R2, by metric; none if there are no samples.
+
+    ``mse`` and ``mae`` are in the units of the target, squared or not. ``r2`` is 1 - sum of squared errors / sum of
+    squared distances from the mean, as scikit-learn's ``r2_score``; it is left out where all targets are equal. Each is
+    the mean over the numbers of a target; ``mse[name]`` and so on are those of each number, if there are several.
+
+    Args:
+        value_ND: predictions, float64.
+        y_ND: targets, float64.
+        names: of the numbers.
+    """
+    if not len(y_ND):
+        return {}
+    error_ND = value_ND - y_ND
+    mse_D, mae_D = error_ND.square().mean(0), error_ND.abs().mean(0)
+    spread_D = (y_ND - y_ND.mean(0)).square().mean(0)
+    values = {"mse": float(mse_D.mean()), "mae": float(mae_D.mean())}
+    if bool((spread_D > 0).all()):
+        values["r2"] = float((1 - mse_D / spread_D).mean())
+    if len(names) > 1:
+        for name, mse, mae in zip(names, mse_D.tolist(), mae_D.tolist(), strict=True):
+            values |= {f"mse[{name}]": mse, f"mae[{name}]": mae}
+    return values

@@ -1,0 +1,29 @@
+"""What a method needs of a task, and its refusal in one sentence where that is not there."""
+
+from __future__ import annotations
+
+from idiolect.core.errors import InputError
+from idiolect.core.method import SGD, Task
+
+
+def require_sgd(task: Task, method: str, because: str) -> SGD:
+    """The task's optimiser, for a method that is defined for SGD alone.
+
+    Raises:
+        InputError: it is another optimiser.
+    """
+    rule = task.training.optimiser
+    if not isinstance(rule, SGD):
+        name = type(rule).__name__.lower()
+        raise InputError(f"method {method} needs SGD, because {because}: leave out optimiser={name}, or this method")
+    return rule
+
+
+def require_classes(task: Task, method: str, because: str) -> None:
+    """Check that a task is a classification, for a method that is defined for classes alone.
+
+    Raises:
+        InputError: it is not.
+    """
+    if task.kind != "classification":
+        raise InputError(f"method {method} needs classes, because {because}: leave it out of a {task.kind}")
