@@ -86,6 +86,9 @@ def place(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, trained: Path) -> Pat
     for name in ("patients.csv", "north.csv"):
         table.to_csv(name, index=False)
     pd.DataFrame({"say": ["good", "bad"], "stars": ["high", "low"]}).to_csv("books.csv", index=False)
+    pd.DataFrame({"age": [63, 41, 57], "sex": [1, 0, 1], "chol": [0, 209, 218], "num": [2, 0, 1]}).to_csv(
+        "va.data", index=False, header=False
+    )
     Path("FOLDER").mkdir()
     plans.write(Path("FOLDER"), idl.Study(), SEARCH)
     for name in ("study.yaml", "tuned.yaml"):
