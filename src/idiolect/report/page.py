@@ -28,7 +28,7 @@ from idiolect.report.figures.view import View
 from idiolect.report.formatting import divided, plain
 from idiolect.report.notes import notes, said
 from idiolect.report.rows import is_best, new_clients, summary
-from idiolect.report.tables import LEGEND, as_csv, as_latex, columns_of, score_text, worst
+from idiolect.report.tables import as_csv, as_latex, columns_of, legend, score_text, worst
 from idiolect.report.templates import file_text, templates
 from idiolect.runs.folder import PAGE_FILE
 from idiolect.runs.reader import Run, read
@@ -103,7 +103,6 @@ def _page(runs: list[Run], head: Head | None = None) -> str:
         sections=sections,
         comparison=_comparison(runs, colours) if len(runs) > 1 else None,
         curves=curves,
-        legend=LEGEND,
         p_text=p_text,
         too_few=too_few,
         protocol=" ".join(dict.fromkeys(protocol_of(run) for run in runs)),
@@ -148,6 +147,7 @@ def _section(
         "run": run,
         "facts": _facts(run),
         "protocol": protocol_of(run),
+        "legend": legend(run),
         "rows": rows,
         "columns": columns_of(run),
         "best": [row for row in rows if is_best(row, rows)],

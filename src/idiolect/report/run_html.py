@@ -6,7 +6,7 @@ from idiolect.report.notebook import Block, html
 from idiolect.report.notes import said
 from idiolect.report.page import protocol_of, stopped
 from idiolect.report.rows import is_best, new_clients, summary
-from idiolect.report.tables import LEGEND, columns_of
+from idiolect.report.tables import columns_of, legend
 from idiolect.runs.reader import Run
 
 
@@ -29,4 +29,4 @@ def run_html(run: Run) -> str:
                 [[row.who, *(run.score.text(value) for value in row.score.values())] for row in newcomers],
             )
         )
-    return html(*blocks, notes=[*said(run), *stopped(run)], below=[protocol_of(run), LEGEND])
+    return html(*blocks, notes=[*said(run), *stopped(run)], below=[protocol_of(run), legend(run)])

@@ -86,14 +86,24 @@ COLUMNS = (
     Column("seeds", "Seeds", lambda row: str(row.seeds or "-")),
 )
 
-LEGEND = (
+_OF_ALL = (
     "± standard deviation over seeds. Validation: the score on the samples that were kept for validation. Per client, "
-    "per sample: the mean over clients and over samples. Client std: "
-    "standard deviation over clients, in points. Worst tenth: mean score of the worst tenth of clients; with fewer "
-    "than 20 clients that of the worst client. ECE, Brier: expected calibration error (0 to 1, 15 bins) and Brier "
-    "score (0 to 2), means over clients, less is better. Bytes per round: down and up, per participating client. "
-    "Time: all rounds and seeds together."
+    "per sample: the mean over clients and over samples. Client std: standard deviation over clients{points}. Worst "
+    "tenth: mean score of the worst tenth of clients; with fewer than 20 clients that of the worst client. {more} "
+    "Bytes per round: down and up, per participating client. Time: all rounds and seeds together."
 )
+
+
+def legend(run: Run) -> str:
+    """What the columns are."""
+    if run.task == "regression":
+        more = "MSE, MAE: mean squared and absolute errors, in the units of the target, less is better. R2: at most 1."
+        return _OF_ALL.format(points="", more=more)
+    more = (
+        "ECE, Brier: expected calibration error (0 to 1, 15 bins) and Brier score (0 to 2), means over clients, less "
+        "is better."
+    )
+    return _OF_ALL.format(points=", in points", more=more)
 
 
 def size(count: float) -> str:
