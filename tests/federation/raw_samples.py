@@ -25,11 +25,13 @@ def photos(folder: Path, names: Sequence[str] = SITES, rows: int = 18) -> dict[s
 
 
 def reviews(folder: Path, names: Sequence[str] = SITES, rows: int = 18) -> dict[str, Path]:
-    """A table for each site, with texts in "say"."""
+    """A table for each site, with texts in "say" beside a column of numbers."""
     for k, name in enumerate(names):
         rng = np.random.default_rng(k)
         label = np.array(["good", "bad"])[np.arange(rows) % 2]
         words = {"good": ["good", "very", "film"], "bad": ["bad", "not", "dog"]}
         texts = [" ".join(rng.choice(words[y], rng.integers(1, 12))) for y in label]
-        pd.DataFrame({"say": texts, "label": label}).to_csv(folder / f"{name}.csv", index=False)
+        pd.DataFrame({"say": texts, "age": rng.integers(20, 80, rows), "label": label}).to_csv(
+            folder / f"{name}.csv", index=False
+        )
     return {name: folder / f"{name}.csv" for name in names}

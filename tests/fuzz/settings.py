@@ -140,7 +140,12 @@ def _options(rng: random.Random, here: Path, known: dict[str, list[str]]) -> Cas
 def _below(out: str, here: Path) -> tuple[str, ...]:
     """The part of a folder's name that would be made."""
     parts = Path(out).parts
-    return (parts[0],) if parts and parts[0] not in ("/", "..", ".") and not (here / parts[0]).exists() else ()
+    if not parts or parts[0] in ("/", "..", "."):
+        return ()
+    try:
+        return () if (here / parts[0]).exists() else (parts[0],)
+    except OSError:  # a name that is too long
+        return ()
 
 
 def _hostile(rng: random.Random, depth: int = 0) -> Any:

@@ -357,7 +357,7 @@ def test_weighting_and_new_clients(tmp_path: Path) -> None:
     dark = Cell(base.where, base.study, condition="invert")
     trained, fresh, inverted = run([base, clean, dark], tmp_path / "b")
     result = idl.run(base.study.model_copy(update={"name": "x"}), tmp_path / "c", engine="sequential")
-    rows = [100 * float(row.accuracy["fedavg_ft"] or 0) for row in result.new_clients()]
+    rows = [100 * float(row.score["fedavg_ft"] or 0) for row in result.new_clients()]
     assert [trained.value, fresh.value, inverted.value] == pytest.approx(rows)
     assert "over new clients" in fresh.protocol
 

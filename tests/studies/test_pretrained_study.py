@@ -222,7 +222,8 @@ def test_texts_given_in_python_name_the_tokenizer(tmp_path: Path) -> None:
 )
 def test_texts_that_a_backbone_cannot_take(tmp_path: Path, more: dict[str, Any], said: str) -> None:
     folder, vit = write_bert(tmp_path / "bert"), write_vit(tmp_path / "vit")
-    reviews().assign(age=1.5).to_csv("reviews.csv", index=False)
+    table = reviews()
+    table.assign(age=np.arange(len(table)) / 7).to_csv("reviews.csv", index=False)
     settings = {"data": "reviews.csv", "text": "text", "client_column": "who", "model": f"hf:{folder}"} | more
     settings["model"] = settings["model"].format(vit=vit)
     with pytest.raises(InputError, match=said):

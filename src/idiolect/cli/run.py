@@ -72,8 +72,8 @@ def run_command(
         whole, out, engine=_at(engine, ray_address), workers=workers, resume=resume, watcher=show, track=track or ()
     )
     if as_json:
-        rows = [row._asdict() for row in result.rows()]
-        new_clients = [row._asdict() for row in result.new_clients()]
+        rows = [row.as_dict() for row in result.rows()]
+        new_clients = [row.as_dict() for row in result.new_clients()]
         ran = result.runs[-1] if result.runs else None
         print_json({
             "run": str(result.folder), "report": str(result.page), "engine": ran, "methods": rows,

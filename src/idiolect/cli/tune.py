@@ -106,10 +106,10 @@ def tune_command(
     )  # fmt: skip
     result = tuning.result
     if as_json:
-        rows = None if result is None else [row._asdict() for row in result.rows()]
+        rows = None if result is None else [row.as_dict() for row in result.rows()]
         print_json({
             "search": str(tuning.folder), "report": str(tuning.page), "tuned": str(tuning.folder / "tuned.yaml"),
-            "chosen": [c._asdict() for c in tuning.chosen()], "notes": tuning.notes(), "methods": rows,
+            "chosen": [c.as_dict() for c in tuning.chosen()], "notes": tuning.notes(), "methods": rows,
         })  # fmt: skip
         return
     if not quiet:

@@ -41,6 +41,8 @@ def fill(
     for step in steps:
         if several:
             raise InputError(f"shift {step.text} is for samples of one tensor, and these have several: leave it out")
+        if source.targets is not None and step.function in shifts.OF_LABELS:
+            raise InputError(f"shift {step.text} changes classes, and this target is a number: leave it out")
         takes = inspect.signature(step.function, eval_str=True).parameters["x_N"].annotation
         if not images and takes == Images:
             raise InputError(f"shift {step.text} changes images, and these samples are numbers: leave it out")
@@ -74,10 +76,7 @@ def fill(
                 lambda *more, path=path: keys.generator(seed, "shift", "common", *path, *more),
             )  # fmt: skip
             rng = keys.generator(seed, "shift", view.client, *path)
-            before_N = y_N
             x_N, y_N, words = step.function(x_N, y_N, who, rng, **step.options)
-            if source.targets is not None and y_N is not before_N:
-                raise InputError(f"shift {step.text} changes classes, and this target is a number: leave it out")
             steps_so_far.append(words)
         x_R[start:end] = torch.from_numpy(np.ascontiguousarray(x_N[view.at_N]))
         y_R[start:end] = torch.from_numpy(np.ascontiguousarray(y_N[view.at_N]))

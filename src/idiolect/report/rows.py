@@ -73,6 +73,11 @@ class Row(NamedTuple):
         """The score of a classification."""
         return self.score if self.by.metric == "accuracy" else None
 
+    def as_dict(self) -> dict[str, object]:
+        """The fields by name, the score under that of its metric; of predicted numbers without those of classes."""
+        left_out = {"by"} if self.by.metric == "accuracy" else {"by", "calibration_error", "brier"}
+        return {_named(k, self.by): v for k, v in self._asdict().items() if k not in left_out}
+
     @property
     def rank(self) -> float:
         """The score such that more is better; the lowest of all where there is none."""
@@ -161,6 +166,16 @@ class NewClients(NamedTuple):
     """Per method: mean over clients of the score on test samples, averaged over seeds."""
     per_sample: dict[str, float | None]
     """The same, weighted by the clients' test samples."""
+    by: Score = ACCURACY
+    """What the score is."""
+
+    def as_dict(self) -> dict[str, object]:
+        """The fields by name, the score under that of its metric."""
+        return {_named(k, self.by): v for k, v in self._asdict().items() if k != "by"}
+
+
+def _named(field: str, by: Score) -> str:
+    return by.metric if field == "score" else field
 
 
 def new_clients(run: Run) -> list[NewClients]:
@@ -176,6 +191,7 @@ def new_clients(run: Run) -> list[NewClients]:
             who,
             {k: _over_clients(end) for k, end in mine.items()},
             {k: _per_sample(run, end) for k, end in mine.items()},
+            run.score,
         )
 
     conditions = list(dict.fromkeys(run.new_clients.values()))

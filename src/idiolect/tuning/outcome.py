@@ -52,6 +52,10 @@ class Chosen(NamedTuple):
     by: Score = ACCURACY
     """What the score is."""
 
+    def as_dict(self) -> dict[str, Any]:
+        """The fields by name, the score under that of its metric."""
+        return {self.by.metric if k == "score" else k: v for k, v in self._asdict().items() if k != "by"}
+
 
 @dataclass(frozen=True)
 class Tuning:

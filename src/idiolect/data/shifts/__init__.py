@@ -15,8 +15,12 @@ from idiolect.data.shifts.transforms import (
     translate,
 )
 
+OF_LABELS = (permute_labels, shuffle_labels)
+"""Those that change classes."""
+
 __all__ = [
     "KINDS",
+    "OF_LABELS",
     "SHIFTS",
     "Images",
     "Shifted",

@@ -149,7 +149,6 @@ def permute_labels(
 
     Source: FedPAC (Xu, Tong & Huang, ICLR 2023), table 3, which does not state the permutations.
     """
-    _check_classes(who, "permute_labels")
     to_C = _permutation(who, who.client % groups) if to is None else _read_permutation(to, who.classes)
     if to_C == tuple(range(who.classes)):
         return Shifted(x_N, y_N, "")
@@ -162,13 +161,7 @@ def shuffle_labels(x_N: NDArray[Any], y_N: Labels, who: Who, rng: np.random.Gene
     How many samples of each class the client has stays the same, and nothing else can be learned of it: a client whose
     labels are worthless.
     """
-    _check_classes(who, "shuffle_labels")
     return Shifted(x_N, rng.permutation(y_N), _says("shuffle_labels"))
-
-
-def _check_classes(who: Who, shift: str) -> None:
-    if who.classes == 1:  # a target that is numbers
-        raise InputError(f"shift {shift} changes classes, and this target is a number: leave it out")
 
 
 def _permutation(who: Who, group: int) -> tuple[int, ...]:

@@ -6,7 +6,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from idiolect.core.objectives import Score
+from idiolect.core.objectives import ACCURACY, Score
 from idiolect.report.figures.figure import Figure
 from idiolect.report.figures.specs import parsed
 from idiolect.report.figures.vega_lite import Json, amounts, tooltip
@@ -64,7 +64,7 @@ def sensitivity(runs: Sequence[Run], colours: Mapping[str, str]) -> list[Figure]
             lines.setdefault((name, group), []).extend(
                 {"method": title, "x": one.values[name], "score": one.row.by.shown(one.row.score or 0)} for one in ones
             )
-    by = runs[0].score
+    by = runs[0].score if runs else ACCURACY
     return [_curve(*of, values, shades, i, by) for i, (of, values) in enumerate(lines.items())]
 
 
