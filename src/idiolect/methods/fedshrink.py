@@ -155,7 +155,9 @@ def fedshrink(
 
     Known faults: [2] takes mu and S as exact. S from few samples is too small, and both are of the body of the round
     before, so that t is too large, the more so with few samples. The body is trained on the samples that [11] chooses
-    with, so that after long training, with a training loss near 0, the shares trust sharp heads too much.
+    with, so that after long training, with a training loss near 0, the shares trust sharp heads too much. Of numbers,
+    w is of the body of the round before, so that a large learning rate makes the loss jump: on the schools of
+    docs/data.md (one seed, ten rounds) 0.01 ends at a mean squared error of 99, and 0.05 at 124.
 
     Source: docs/methods/fedshrink-protocol.md says how it was developed and is judged. It is FedPool with the noise of
     [2] put right, the pull of [7] in place of features of one length, and so a smaller ridge. The head is that of
