@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from pathlib import Path
+from types import SimpleNamespace
 
 import numpy as np
 import pandas as pd
@@ -11,10 +12,11 @@ import pytest
 import torch
 
 import idiolect as idl
+from idiolect.core.errors import InputError
 from idiolect.data.custom import streaming
 from idiolect.deploy import predict as module
 from idiolect.deploy import samples
-from idiolect.deploy.bundle import Bundle, log_probabilities
+from idiolect.deploy.bundle import Bundle, Personal, log_probabilities
 from idiolect.deploy.export import export
 from idiolect.deploy.groups import scores_of
 from idiolect.deploy.join import join
@@ -160,3 +162,19 @@ def test_onnx_takes_raw_columns(site: Bundle, rest: pd.DataFrame, tmp_path: Path
     about = session.get_modelmeta().custom_metadata_map
     assert about["classes"].split("\n") == list(site.about.classes)
     assert json.loads((site.folder / "bundle.json").read_text())["seal"].endswith(about["bundle"])
+
+
+@pytest.mark.parametrize("bad", [[1], [0, 3], [0, 1, 2, 3, 4]])
+def test_numbers_that_are_not_finite_are_no_prediction(bad: list[int]) -> None:
+    """A network of one's own may divide by the length of an empty text."""
+
+    def own(down: object, client: object, x_B: torch.Tensor) -> torch.Tensor:
+        logp_BC = torch.log_softmax(x_B, 1)
+        return torch.where(x_B[:, :1] == -7, torch.nan, logp_BC)
+
+    x_R = torch.randn(5, 3, generator=torch.Generator().manual_seed(0))
+    method = SimpleNamespace(predict=own)
+    torch.testing.assert_close(log_probabilities(Personal((), ()), method, x_R), torch.log_softmax(x_R, 1))
+    x_R[bad, 0] = -7
+    with pytest.raises(InputError, match=f"gives no probabilities for {len(bad)} of 5 samples, because its network"):
+        log_probabilities(Personal((), ()), method, x_R)

@@ -81,8 +81,14 @@ def is_integer(x: Tensor) -> bool:
 
 
 def blank(inputs: Inputs, rows: int) -> Tree:
-    """Samples of zeros, as a network takes them."""
-    return each(inputs, lambda one: torch.zeros(rows, *one.shape, dtype=torch.int64 if one.integer else None))
+    """Samples of zeros, as a network takes them; of ones where they are ids, because 0 stands for no word at all."""
+
+    def of(one: Input) -> Tensor:
+        if not one.integer:
+            return torch.zeros(rows, *one.shape)
+        return torch.full((rows, *one.shape), int(one.size != 1), dtype=torch.int64)
+
+    return each(inputs, of)
 
 
 def synthetic(inputs: Inputs, rows: int, key: Tensor) -> Tree:
