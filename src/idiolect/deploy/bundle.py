@@ -388,17 +388,7 @@ def _sha256(path: Path) -> str:
 
 
 def log_probabilities(model: Personal, method: Method, x_R: Tree) -> Tensor:
-    """Log-probabilities (R, C) of samples as stored.
-
-    Raises:
-        InputError: some are no numbers, as where a network of one's own divides by the length of an empty text.
-    """
+    """Log-probabilities (R, C) of samples as stored."""
     is_table = isinstance(x_R, Tensor) and x_R.ndim == 2 and x_R.dtype.is_floating_point
     with torch.no_grad():
-        logp_RC = in_chunks(partial(method.predict, model.down, model.client), x_R, 32 * _CHUNK if is_table else _CHUNK)
-    if count := int(logp_RC.isnan().any(1).sum()):
-        raise InputError(
-            f"the model gives no probabilities for {count} of {len(logp_RC)} samples, because its network makes "
-            "numbers that are not finite from them, as from an empty text: leave them out, or mend the network"
-        )
-    return logp_RC
+        return in_chunks(partial(method.predict, model.down, model.client), x_R, 32 * _CHUNK if is_table else _CHUNK)

@@ -68,9 +68,23 @@ def predict(
     bundle.ready()
     model, method = bundle.model(client), bundle.predicting
     return save(out, (
-        prediction_table(log_probabilities(model, method, x_N).exp(), bundle.about.classes, threshold, beside)
+        prediction_table(finite(log_probabilities(model, method, x_N)).exp(), bundle.about.classes, threshold, beside)
         for x_N, beside in stream(where, bundle.about.inputs, resize=resize, as_is=as_is, form=form)
     ))  # fmt: skip
+
+
+def finite(logp_NC: Tensor) -> Tensor:
+    """Log-probabilities that are numbers.
+
+    Raises:
+        InputError: some are none, as where a network of one's own divides by the length of an empty text.
+    """
+    if count := int(logp_NC.isnan().any(1).sum()):
+        raise InputError(
+            f"the model gives no probabilities for {count} of {len(logp_NC)} samples, because its network makes "
+            "numbers that are not finite from them, as from an empty text: leave them out, or mend the network"
+        )
+    return logp_NC
 
 
 def save(out: Path, tables: Iterable[pa.Table]) -> Counts:
