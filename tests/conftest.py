@@ -7,8 +7,10 @@ from collections.abc import Generator
 from functools import cache
 from typing import Any
 
+import numpy as np
 import pytest
 import typer.main
+from numpy.typing import NDArray
 
 typer.main.get_command = cache(
     typer.main.get_command
@@ -50,3 +52,13 @@ def pytest_xdist_make_scheduler(config: pytest.Config, log: Any) -> Any:
 
     config.option.loadscopereorder = False
     return Files(config, log)
+
+
+@pytest.fixture
+def visits() -> tuple[NDArray[Any], ...]:
+    """Samples, labels, site and patient of copies of each patient's sample: folds that tear them know them by heart."""
+    rng = np.random.default_rng(0)
+    patient = np.repeat(np.arange(60), 4)
+    y = rng.integers(0, 2, 60)[patient]
+    x = rng.normal(0, 1, (60, 6))[patient] + 0.3 * y[:, None]
+    return x.astype(np.float32), y, patient % 3, patient

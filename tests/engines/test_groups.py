@@ -6,18 +6,9 @@ import pytest
 import idiolect as idl
 
 
-def of_patients(seed=0):
-    """Copies of each patient's sample, which folds that tear them would know by heart."""
-    rng = np.random.default_rng(seed)
-    patient = np.repeat(np.arange(60), 4)
-    y = rng.integers(0, 2, 60)[patient]
-    x = rng.normal(0, 1, (60, 6))[patient] + 0.3 * y[:, None]
-    return x.astype(np.float32), y, patient % 3, patient
-
-
 @pytest.mark.parametrize("method", ["pfedfda", "fedshrink", "fedfomo"])
-def test_engines_give_the_same_numbers(method, tmp_path):
-    x, y, site, patient = of_patients()
+def test_engines_give_the_same_numbers(method, tmp_path, visits):
+    x, y, site, patient = visits
 
     def records(groups, engine):
         data = idl.data.from_arrays(x, y, clients=site, groups=groups, name="visits")

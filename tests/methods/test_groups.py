@@ -48,18 +48,9 @@ def test_validation_samples_of_fedfomo_are_whole_groups(seed, share):
     assert [len(part.row_N) for part in fedfomo.split(one, keys.key(seed), share)] == [60, 60]
 
 
-def of_patients(seed=0):
-    """Copies of each patient's sample, which folds that tear them would know by heart."""
-    rng = np.random.default_rng(seed)
-    patient = np.repeat(np.arange(60), 4)
-    y = rng.integers(0, 2, 60)[patient]
-    x = rng.normal(0, 1, (60, 6))[patient] + 0.3 * y[:, None]
-    return x.astype(np.float32), y, patient % 3, patient
-
-
-def test_pfedfda_trusts_itself_less_where_its_folds_keep_copies_together(tmp_path):
+def test_pfedfda_trusts_itself_less_where_its_folds_keep_copies_together(tmp_path, visits):
     """A client's own estimate predicts copies of what it was made of well, and other patients less well."""
-    x, y, site, patient = of_patients()
+    x, y, site, patient = visits
     betas = {}
     for name, groups in (("torn", np.arange(len(y))), ("whole", patient)):
         data = idl.data.from_arrays(x, y, clients=site, groups=groups, name=name)

@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable
-from typing import Literal, NamedTuple
+from collections.abc import Callable, Mapping
+from typing import Any, Literal, NamedTuple
 
 import torch
 from torch import Tensor
@@ -31,19 +31,29 @@ class Score(NamedTuple):
     """What is shown of a value 1."""
 
     @property
+    def is_share(self) -> bool:
+        """Whether it is a share, which is shown in per cent."""
+        return self.factor == 100
+
+    @property
+    def in_brackets(self) -> str:
+        """The unit as it stands after a name, with a space before it."""
+        return " (%)" if self.is_share else ""
+
+    @property
     def axis(self) -> str:
-        """With its unit."""
-        return f"{self.name} (%)" if self.factor == 100 else self.name
+        """The name with its unit."""
+        return f"{self.name}{self.in_brackets}"
 
     @property
     def points(self) -> str:
         """The unit of a difference, with a space before it."""
-        return " points" if self.factor == 100 else ""
+        return " points" if self.is_share else ""
 
     @property
     def unit(self) -> str:
         """The unit of a value, with a space before it."""
-        return " %" if self.factor == 100 else ""
+        return " %" if self.is_share else ""
 
     @property
     def validation(self) -> str:
@@ -61,11 +71,11 @@ class Score(NamedTuple):
         >>> OBJECTIVES["classification"].score.brief(0.87654), OBJECTIVES["regression"].score.brief(0.0123456)
         ('87.7%', '0.01235')
         """
-        return f"{value:.1%}" if self.factor == 100 else number(value)
+        return f"{value:.1%}" if self.is_share else number(value)
 
     def shown(self, value: float) -> float:
         """A value as a figure shows it: in per cent with two digits, or with six significant ones."""
-        return round(self.factor * value, 2) if self.factor == 100 else float(f"{value:.6g}")
+        return round(self.factor * value, 2) if self.is_share else float(f"{value:.6g}")
 
     def change(self, value: float, form: str = ".2f") -> str:
         """A difference with its sign: of per cents as ``form`` says, or a number with significant digits.
@@ -73,7 +83,7 @@ class Score(NamedTuple):
         >>> OBJECTIVES["classification"].score.change(1.25), OBJECTIVES["regression"].score.change(-1234.56)
         ('+1.25', '-1235')
         """
-        return f"{value:+{form}}" if self.factor == 100 else f"{'+' * (value > 0)}{number(value)}"
+        return f"{value:+{form}}" if self.is_share else f"{'+' * (value > 0)}{number(value)}"
 
     def text(self, value: float | None, digits: int = 2) -> str:
         """A value as it is shown: per cent with some digits, or a number with four significant ones or more.
@@ -83,7 +93,15 @@ class Score(NamedTuple):
         """
         if value is None or math.isnan(value):
             return "-"
-        return f"{self.factor * value:.{digits}f}" if self.factor != 1 else number(value)
+        return f"{self.factor * value:.{digits}f}" if self.is_share else number(value)
+
+    def named(self, fields: Mapping[str, Any]) -> dict[str, Any]:
+        """Fields of what has a score: the field ``score`` gets the name of its metric, and ``by``, which says it, goes.
+
+        >>> OBJECTIVES["regression"].score.named({"label": "local", "score": 0.5, "by": None})
+        {'label': 'local', 'mse': 0.5}
+        """
+        return {self.metric if name == "score" else name: v for name, v in fields.items() if name != "by"}
 
 
 def number(value: float, digits: int = 4) -> str:

@@ -15,7 +15,7 @@ from torch import Tensor
 from idiolect.core import keys, shared_memory, tree
 from idiolect.core.errors import InputError, RunError, option
 from idiolect.core.inputs import Inputs, Moments, form_of, shapes
-from idiolect.core.objectives import TaskName
+from idiolect.core.objectives import OBJECTIVES, Score, TaskName
 from idiolect.core.option_spec import Spec
 from idiolect.core.tree import Tree
 from idiolect.data.caveats import warn
@@ -167,6 +167,11 @@ class FederatedData:
     def task(self) -> TaskName:
         """What is learnt of the target."""
         return "classification" if self.targets is None else "regression"
+
+    @property
+    def score(self) -> Score:
+        """The number by which methods are judged."""
+        return OBJECTIVES[self.task].score
 
     @property
     def outputs(self) -> int:

@@ -14,6 +14,9 @@ from idiolect.report.formatting import short
 from idiolect.report.measures import means
 from idiolect.runs.reader import Part, Run, once
 
+OF_CLASSES = ("calibration_error", "brier")
+"""The fields of a row that numbers to predict have not; they are of test samples."""
+
 
 class Row(NamedTuple):
     """A method in the last evaluated round of each of its seeds.
@@ -71,12 +74,12 @@ class Row(NamedTuple):
     @property
     def accuracy(self) -> float | None:
         """The score of a classification."""
-        return self.score if self.by.metric == "accuracy" else None
+        return self.score if self.by.is_share else None
 
     def as_dict(self) -> dict[str, object]:
         """The fields by name, the score under that of its metric; of predicted numbers without those of classes."""
-        left_out = {"by"} if self.by.metric == "accuracy" else {"by", "calibration_error", "brier"}
-        return {_named(k, self.by): v for k, v in self._asdict().items() if k not in left_out}
+        left_out = () if self.by.is_share else OF_CLASSES
+        return self.by.named({k: v for k, v in self._asdict().items() if k not in left_out})
 
     @property
     def rank(self) -> float:
@@ -171,11 +174,7 @@ class NewClients(NamedTuple):
 
     def as_dict(self) -> dict[str, object]:
         """The fields by name, the score under that of its metric."""
-        return {_named(k, self.by): v for k, v in self._asdict().items() if k != "by"}
-
-
-def _named(field: str, by: Score) -> str:
-    return by.metric if field == "score" else field
+        return self.by.named(self._asdict())
 
 
 def new_clients(run: Run) -> list[NewClients]:

@@ -19,7 +19,7 @@ from idiolect.core.objectives import ACCURACY, SCORES, Score, number
 from idiolect.core.terminal import Text
 from idiolect.report.common_clients import counted
 from idiolect.report.measures import OF_NUMBERS, header, requested
-from idiolect.report.rows import NewClients, Row, finished, is_best, summary
+from idiolect.report.rows import OF_CLASSES, NewClients, Row, finished, is_best, summary
 from idiolect.runs.reader import Run
 
 _USUAL = Protocol()
@@ -141,11 +141,11 @@ def columns_of(run: Run) -> tuple[Column, ...]:
     usual = [c._replace(header=headers.get(c.field, c.header)) for c in COLUMNS]
     validation = _VALIDATION
     if run.task == "regression":
-        usual = [_of_numbers(c, run.score) for c in usual if c.field not in _OF_CLASSES]
+        usual = [_of_numbers(c, run.score) for c in usual if c.field not in OF_CLASSES]
         validation = _VALIDATION._replace(header=f"Validation {run.score.header}")
     if run.part == "validation":
         first, *rest = usual
-        return first._replace(header=validation.header), *(c for c in rest if c.field not in _OF_CLASSES)
+        return first._replace(header=validation.header), *(c for c in rest if c.field not in OF_CLASSES)
     if any(row.validation is not None for row in summary(run)):
         usual.insert(1, validation)
     place = [c.field for c in usual].index("versus_fedavg") + 1
@@ -177,8 +177,8 @@ def fields_of(run: Run) -> tuple[Column, ...]:
 
 def fields(measures: Iterable[str], score: Score) -> list[str]:
     """The names of the columns of table.csv."""
-    left_out = ("measures", "by", *(_OF_CLASSES if score.metric != "accuracy" else ()))
-    return [*(score.metric if name == "score" else name for name in Row._fields if name not in left_out), *measures]
+    left_out = ("measures", *(() if score.is_share else OF_CLASSES))
+    return [*score.named({name: None for name in Row._fields if name not in left_out}), *measures]
 
 
 _SHORT = {
@@ -206,7 +206,6 @@ def chosen(columns: Sequence[Column], names: Sequence[str]) -> Sequence[Column]:
     return [*first, *(column for column in dict.fromkeys(by_field[n] for n in names) if column not in first)]
 
 
-_OF_CLASSES = ("calibration_error", "brier")  # and of test samples
 _PAGE_ONLY = ("per_client", "per_sample", "calibration_error", "brier", "rounds", "seeds")
 _WIDTH, _TITLE = 80, 20  # of the table in a terminal, and at most of the methods in it
 _SPARED = ("seconds", "bytes_per_round", "std", "worst_decile", "versus_fedavg")  # to make room, in this order

@@ -15,7 +15,7 @@ import torch
 from idiolect.core.arrow_tables import to_frame
 from idiolect.core.documents import read_json
 from idiolect.core.errors import Diverged, Interrupted, RunError
-from idiolect.core.objectives import ACCURACY, OBJECTIVES
+from idiolect.core.objectives import ACCURACY
 from idiolect.report import Divergence
 from idiolect.runs import checkpoint, predictions
 from idiolect.runs.early_stopping import Stop, stop_of, validation_means
@@ -67,7 +67,7 @@ class Schedule:
         self._halt.clear()
         units = self._units(jobs)
         lanes = min(self._engine.lanes, len(units))
-        by = OBJECTIVES[jobs[0].data.task].score if jobs else ACCURACY
+        by = jobs[0].data.score if jobs else ACCURACY
         if not all(job.data.has_test for job in jobs[:1]):
             by = by._replace(name=f"validation {by.name}")
         watcher.plan(self._store.study.rounds, self._rounds_on_disk(jobs), self._engine, by)
@@ -220,7 +220,7 @@ class EarlyStop:
         """Where it stops, by the records so far and these; None if it goes on."""
         if self._study.patience is None:
             return None
-        by = OBJECTIVES[self._job.data.task].score
+        by = self._job.data.score
         here = set(records.loc[records["metric"] == by.validation, "client"])
         hostile = attackers(self._study.attacks, self._job.data.trained)
         if any(not self._sizes[client] for client in here - set(hostile)):  # a site that came after the start
@@ -296,7 +296,7 @@ class _CellWriter:
             if self._predictions:  # before the checkpoint, which says that they are there
                 predictions.save(self.cell.folder, job.name, job.seed, self._predictions)
             self.save()
-        by = OBJECTIVES[job.data.task].score
+        by = job.data.score
         values = measures(records, seconds, study.protocol, self._rows, job.data.conditions, self._validation_rows, by)
         if values:
             self.track(state.round, values)

@@ -54,7 +54,7 @@ class Chosen(NamedTuple):
 
     def as_dict(self) -> dict[str, Any]:
         """The fields by name, the score under that of its metric."""
-        return {self.by.metric if k == "score" else k: v for k, v in self._asdict().items() if k != "by"}
+        return self.by.named(self._asdict())
 
 
 @dataclass(frozen=True)

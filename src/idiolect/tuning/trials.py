@@ -11,7 +11,7 @@ from typing import Any, NamedTuple
 from idiolect.core import files
 from idiolect.core.documents import read_json, sealed_json
 from idiolect.core.errors import InputError
-from idiolect.core.objectives import OBJECTIVES, SCORES
+from idiolect.core.objectives import SCORES
 from idiolect.data import FederatedData
 from idiolect.runs import reader
 from idiolect.runs.early_stopping import validation_means
@@ -102,7 +102,7 @@ class Trials:
     ) -> None:  # fmt: skip
         self._folder, self._study, self._federation, self._proposals = folder, study, federation, proposals
         self.ends, self._halving, self._on_rung = ends, halving, on_rung
-        self._by = OBJECTIVES[federation.task].score
+        self._by = federation.score
         self._before = {(t.method, t.number): t for t in read(folder) if t.state != "running"}
         self.trials: list[Trial] = []
         self.where = "before the first trial"

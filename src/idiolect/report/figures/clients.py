@@ -11,7 +11,7 @@ from idiolect.report.common_clients import counted
 from idiolect.report.compare import p_value, smallest_p
 from idiolect.report.figures.boxes import DOT, JITTER, RULE, boxed
 from idiolect.report.figures.figure import Figure
-from idiolect.report.figures.vega_lite import TICKS, Json, amounts, in_brackets, inline_data, tooltip
+from idiolect.report.figures.vega_lite import TICKS, Json, amounts, inline_data, tooltip
 from idiolect.report.figures.view import DRAWN, View, height_for
 from idiolect.report.rows import finished
 from idiolect.report.tables import worst
@@ -68,7 +68,7 @@ def spread(view: View) -> Iterator[Figure | str]:
     frame[by.metric] = (frame["value"] / by.factor).map(by.shown)
     frame["method"] = frame["method"].map(view.run.titles)
     titles = _titles(view, frame)
-    x = amounts(by.metric, f"{by.name} of one client{in_brackets(by)}")
+    x = amounts(by.metric, f"{by.name} of one client{by.in_brackets}")
     dots = _dots(view, titles, x, f"{by.metric}={by.axis}")
     spec, note = boxed(view, frame, dots, 22, ["method", "client", "kind", "jitter", by.metric])
     top = max(finished(view.rows), key=lambda r: by.sign * (r.worst_decile or 0))

@@ -7,7 +7,7 @@ from collections.abc import Iterator
 from idiolect.report.common_clients import shared
 from idiolect.report.figures.colours import PALETTE
 from idiolect.report.figures.figure import Figure
-from idiolect.report.figures.vega_lite import TICKS, Json, amounts, in_brackets, inline_data, tooltip
+from idiolect.report.figures.vega_lite import TICKS, Json, amounts, inline_data, tooltip
 from idiolect.report.figures.view import NAMED, View
 from idiolect.report.rows import finished
 
@@ -42,7 +42,7 @@ def over_rounds(view: View) -> Iterator[Figure | str]:
     y = amounts(by.metric, by.axis)
     legend = view.legend | {"symbolOpacity": 1}
     colour = view.method | {"legend": legend}
-    ends = (f"low=lowest seed{in_brackets(by)}", f"high=highest seed{in_brackets(by)}")
+    ends = (f"low=lowest seed{by.in_brackets}", f"high=highest seed{by.in_brackets}")
     tip = tooltip("method", "round", f"{by.metric}={by.axis}", *ends, "seeds")
 
     def shown(yes: float, no: float) -> Json:

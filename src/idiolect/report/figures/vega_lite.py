@@ -8,8 +8,6 @@ from typing import Any
 
 import pandas as pd
 
-from idiolect.core.objectives import Score
-
 Json = dict[str, Any]
 
 TICKS = {"expr": "ceil(width / 70)"}
@@ -24,11 +22,6 @@ def inline_data(frame: pd.DataFrame) -> Json:
     small = largest[(largest > 0) & (largest < 0.01)]
     decimals = {column: 3 - math.floor(math.log10(value)) for column, value in small.items()}
     return {"values": frame.round({column: 4 for column in largest.index} | decimals).to_dict("records")}
-
-
-def in_brackets(by: Score) -> str:
-    """The unit of a score after a name, with a space before it."""
-    return " (%)" if by.unit else ""
 
 
 def amounts(name: str, title: str, **more: Any) -> Json:
