@@ -48,7 +48,7 @@ SOURCES = {
         "Detrano 1988), CC BY 4.0",
         "`heart/{cleveland,hungarian,switzerland,va}.data`, the `processed` files of the archive",
     ),
-    "heart, a new hospital": About(
+    "heart_new": About(
         "the same; Long Beach takes no part in the training, and gets its model afterwards", "the same", "the same", ""
     ),
     "phones": About(
