@@ -178,6 +178,14 @@ class Inputs(TensorPart):
         return self
 
 
+class TargetPart(_Part):
+    """A number that is predicted, with the mean and standard deviation by which networks learn it."""
+
+    name: _Name
+    mean: _Finite
+    std: _Size
+
+
 class KeyPart(_Part):
     """What the random draws of a joining client depend on: the run's seed and round, and the client's number."""
 

@@ -53,7 +53,7 @@ def target_of(
         raise InputError(f"target {listed(columns)} has {len(columns)} columns, and classes are in one: give one")
     first = next(iter(columns))
     if task == "regression" or len(columns) > 1 or (task is None and _are_amounts(columns[first], whats[first], table)):
-        values = [_numbers(values, whats[name]) for name, values in columns.items()]
+        values = [numbers(values, whats[name], different=True) for name, values in columns.items()]
         rows = len(values[0])
         names = tuple(columns)
         return Target(np.zeros(rows, np.int64), ("+".join(names),), Targets(torch.tensor(np.stack(values, 1)), names))
@@ -77,13 +77,23 @@ def _are_amounts(values: pd.Series[Any], what: str, table: bool) -> bool:
     return True
 
 
-def _numbers(values: pd.Series[Any], what: str) -> NDArray[np.float64]:
+def numbers(values: pd.Series[Any], what: str, *, different: bool = False) -> NDArray[np.float64]:
+    """The numbers (R,) of a column.
+
+    Args:
+        values: of the column.
+        what: how messages call it.
+        different: whether there must be different ones.
+
+    Raises:
+        InputError: one is missing or infinite, or is a text, or all are equal where they must not be.
+    """
     code_R, names = codes(values, what)
     if texts := [name for name in names if not NUMBER.fullmatch(name)]:
         raise InputError(
             f"{what} has texts ({listed(texts, 3)}), and a regression predicts numbers: give a column of numbers, or "
             f"{option('task', 'classification')}"
         )
-    if len(names) == 1:
+    if different and len(names) == 1:
         raise InputError(f"{what} is {names[0]} in all rows: give a column with different numbers")
     return np.array([float(name) for name in names])[code_R]
