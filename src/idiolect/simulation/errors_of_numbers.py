@@ -7,7 +7,21 @@ from collections.abc import Sequence
 
 from torch import Tensor
 
+from idiolect.data.targets import Targets
+
 # N samples of one client, D numbers of a target
+
+
+def read(scaled_ND: Tensor, targets: Targets) -> tuple[Tensor, Tensor]:
+    """Predictions in the units of the data (N, D), and the loss of each sample (N,), from scaled predictions.
+
+    Raises:
+        ValueError: they have another shape than the targets.
+    """
+    if scaled_ND.shape != targets.value_RD.shape:
+        what = f"predict returns the shape {tuple(scaled_ND.shape)} for {len(targets.value_RD)} samples"
+        raise ValueError(f"{what}: return {targets.value_RD.shape[1]} for each sample")
+    return targets.unscaled(scaled_ND), (scaled_ND.double() - targets.scaled().double()).square().mean(1)
 
 
 def of_predictions(value_ND: Tensor, y_ND: Tensor, names: Sequence[str] = ("",)) -> dict[str, float]:

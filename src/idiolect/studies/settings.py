@@ -70,10 +70,13 @@ SETTINGS = {
         metavar="WHERE", common=True,
     ),
     "target": Setting(
-        DATA, "Column to predict.", unset="label, target, class, ...", metavar="COLUMN", common=True,
+        DATA, "Column to predict; several numbers or labels joined by +.", unset="label, target, class, ...",
+        metavar="COLUMN", common=True,
     ),
     "task": Setting(
-        DATA, "What is learnt: classification, or regression, which is taken for a target with many different numbers.",
+        DATA,
+        "What is learnt: classification; regression, taken for many different numbers; multilabel, taken for several "
+        "columns of 0 and 1.",
         unset="decided by the target's values", metavar="TASK",
     ),
     "client_column": Setting(

@@ -26,4 +26,4 @@ def require_classes(task: Task, method: str, because: str) -> None:
         InputError: it is not.
     """
     if task.kind != "classification":
-        raise InputError(f"method {method} needs classes, because {because}: leave it out of a {task.kind}")
+        raise InputError(f"method {method} needs classes, because {because}: leave it out of a {task.kind} study")

@@ -107,6 +107,8 @@ def study_for(path: Path, federation: str) -> SiteStudy:
                 check_frozen(study.of(use))
         except InputError as error:
             raise InputError(f"{path}: {error}") from None
+    if study.task == "multilabel":
+        raise InputError(f"{path}: task multilabel is for a simulation as yet, and sites learn classes: leave task out")
     if study.precision != "float32":
         raise InputError(
             f"{path}: precision {study.precision} is for a simulation, and sites train in float32: leave precision out"
