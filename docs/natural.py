@@ -67,14 +67,15 @@ SOURCES = {
     "schools": About(
         "15,362 pupils of 139 schools in London",
         "the score of an examination (regression); 28 features of the pupil and the school",
-        "Inner London Education Authority, as used for learning of many tasks (Bakker & Heskes 2003), no licence stated",
+        "Inner London Education Authority, as used for learning of many tasks (Bakker & Heskes 2003), no licence "
+        "stated",
         "`school.parquet`, with a column `school` and a column `score`",
     ),
     "shops": About(
         "8,000 reviews of books, DVDs, electronics and kitchenware",
         "positive or negative; features of MiniLM, frozen, and a layer of 64",
-        "[multi-domain sentiment](https://www.cs.jhu.edu/~mdredze/datasets/sentiment/) (Blitzer, Dredze & Pereira 2007), "
-        "for research",
+        "[multi-domain sentiment](https://www.cs.jhu.edu/~mdredze/datasets/sentiment/) (Blitzer, Dredze & Pereira "
+        "2007), for research",
         "`reviews.parquet` (columns `shop`, `text`, `label`), and the folder `all-MiniLM-L6-v2` of the network",
     ),
     "roles": About(
@@ -243,7 +244,12 @@ def section(recipe: Recipe, source: str) -> list[str]:
     """A source with its tables."""
     cells = [c for c in recipe.cells if c.where["source"] == source]
     there, about = found(recipe, source), SOURCES[source]
-    lines = [f"## {source.capitalize()}", "", f"{about.what[0].upper()}{about.what[1:]}. The task: {about.task}.", ""]
+    lines = [
+        f"## {source.replace('_', ' ').capitalize()}",
+        "",
+        f"{about.what[0].upper()}{about.what[1:]}. The task: {about.task}.",
+        "",
+    ]
     if not there:
         return [*lines, "Not measured yet.", ""]
     lines += [*table(there), *by_client(there, NAMES.get(source, {})), "", verdict(there)]
@@ -257,23 +263,25 @@ def page(recipe: Recipe) -> str:
     lines = [
         "# Clients as they are in nature",
         "",
-        "Hospitals, phones, regions, schools, shops, roles of plays, people who draw, domains of digits: no client here is made by a draw.",
-        "Does it help them to learn together, and whom?",
+        "Hospitals, phones, regions, schools, shops, roles of plays, people who draw, domains of digits: no client",
+        "here is made by a draw. Does it help them to learn together, and whom?",
         "",
         "```",
         f"IDIOLECT_DATA=... idiolect reproduce {RECIPE} --seeds {','.join(map(str, SEEDS))} --results results",
         "```",
         "",
-        "**How it is measured.** Each method's learning rate is chosen for each source, with seed 0, among "
-        f"{', '.join(f'{r:g}' for r in rates)}: by the accuracy (of schools, the mean squared error) on a fifth of each client's training samples. "
-        "Then it trains on all training samples with five seeds; the division in training and test samples is one and the same. "
-        "Numbers are means over clients and seeds, after the last round.",
+        "**How it is measured.** Each method's learning rate is chosen for each source, with seed 0, among",
+        f"{', '.join(f'{r:g}' for r in rates)}: by the accuracy (of schools, the mean squared error) on a fifth",
+        "of each client's training samples. Then it trains on all training samples with five seeds; the division in training",
+        "and test samples is one and the same. Numbers are means over clients and seeds, after the last round.",
         "",
         "- *worst tenth*: the mean of the tenth of the clients with the worst numbers, at least of one.",
-        "- *better than Local by*: the difference paired by client and seed, above 0 if the method is better, with its 95 % interval (bootstrap over seeds and clients).",
-        "- *gain*, *lose*: clients whose number is better, or worse, than with Local by more than the seeds differ (Student's t, 95 %, each client by itself: of 100 clients without a difference, about five are counted).",
+        "- *better than Local by*: the difference paired by client and seed, above 0 if the method is better, with its",
+        "  95 % interval (bootstrap over seeds and clients).",
+        "- *gain*, *lose*: clients whose number is better, or worse, than with Local by more than the seeds differ",
+        "  (Student's t, 95 %, each client by itself: of 100 clients without a difference, about five are counted).",
         "- *ECE*: expected calibration error, 0 is best. *rate*: the learning rate that was chosen.",
-        "- AUROC is the area under the ROC curve, of clients whose test samples have both classes.",
+        "- *AUROC*: the area under the ROC curve, of clients whose test samples have both classes.",
         "",
     ]
     for source in SOURCES:
@@ -281,7 +289,8 @@ def page(recipe: Recipe) -> str:
     lines += [
         "## Where the data are from",
         "",
-        "None of them is part of idiolect. Put the files into a folder `natural`, and set `IDIOLECT_DATA` to the folder that has it.",
+        "None of them is part of idiolect. Put the files into a folder `natural`, and set `IDIOLECT_DATA` to the",
+        "folder that has it.",
         "",
         "| source | published | file |",
         "| :-- | :-- | :-- |",

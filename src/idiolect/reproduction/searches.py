@@ -31,8 +31,8 @@ SEED = 0
 """Of all trials, whatever the seeds of the cells are, so that seeds that are added later need no other search."""
 _SAMPLER = "tpe"
 _HOW = (
-    f"The values of tuned settings are compared on {USUAL_SHARE:.0%} of each client's training samples, which trials do "
-    f"not train on, with seed {SEED} and all rounds; the cell is then trained on all training samples."
+    f"The values of tuned settings are compared on {USUAL_SHARE:.0%} of each client's training samples, which trials "
+    f"do not train on, with seed {SEED} and all rounds; the cell is then trained on all training samples."
 )
 _SILENT = "its paper says nothing of tuning"
 
@@ -103,7 +103,11 @@ def _values(tuned: Tuned | str, c: Cell) -> dict[str, tuple[Any, ...]]:
     if isinstance(tuned, str) or c.study is None or c.reads == "minutes":
         return {}
     named = {**tuned.values.get("all", {}), **tuned.values.get(str(c.where.get("method")), {})}
-    return {name: each for name, each in named.items() if name not in c.where and _now(c.study, name) in each}
+    return {
+        name: each
+        for name, each in named.items()
+        if name not in c.where and (tuned.always or _now(c.study, name) in each)
+    }
 
 
 def _now(study: Study, name: str) -> Any:
