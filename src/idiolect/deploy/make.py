@@ -22,6 +22,7 @@ from idiolect.core.tree import Tree
 from idiolect.data import Encoding, FederatedData
 from idiolect.data.federated import RawSamples
 from idiolect.deploy import bundle, card, code
+from idiolect.deploy.refusals import check_task
 from idiolect.deploy.schema import (
     About,
     ClientPart,
@@ -101,10 +102,7 @@ def make(
             f"the personal models of {run} are at its sites, which keep their states to themselves: leave out "
             f"{option('client')} for what a new client gets; a site uses its own model from its state folder"
         )
-    if federation.task == "multilabel":
-        raise InputError(
-            f"{run} predicts several labels, and bundles hold models of one target as yet: use its tables and page"
-        )
+    check_task(run, federation, study, client)
     if federation.targets is not None:
         raise InputError(f"{run} predicts numbers, and bundles hold models of classes as yet: use its tables and page")
     records = reader.read(run)

@@ -216,6 +216,12 @@ SETTINGS = {
         repeat=True,
         option="attack",
     ),
+    "class_weights": Setting(
+        TRAINING,
+        "What samples weigh in the loss by class: none, balanced, effective:beta=0.999, or numbers:weights=1+5 in the "
+        "order of the classes.",
+        Spec(name="none"),
+    ),
     "augment": Setting(TRAINING, "Crop and mirror training images at random (crop_flip).", "none"),
     "drop_last": Setting(
         TRAINING, "Leave out the samples that do not fill a batch, others in each epoch.", False, type=bool
