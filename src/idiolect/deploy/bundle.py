@@ -347,6 +347,10 @@ def write(
         digests = {name: _sha256(draft / name) for name in (NUMBERS, *others)}
         about = about.model_copy(update={"files": digests})
         files.write(draft / ABOUT, sealed_json(about.model_dump(mode="json")))
+        try:
+            Bundle.read(draft, allow_import=True)  # what cannot be used is not left behind
+        except InputError as error:
+            raise InputError(str(error).replace(str(draft), str(folder))) from None
     return Bundle.read(folder, allow_import=True)
 
 

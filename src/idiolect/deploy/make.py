@@ -106,6 +106,7 @@ def make(
     if federation.targets is not None:
         raise InputError(f"{run} predicts numbers, and bundles hold models of classes as yet: use its tables and page")
     records = reader.read(run)
+    code.check_run(run, records.manifest, job.name, method["name"], str(study["model"]))
     state = _state(run, records, job, study, labels)
     best = records.best_rounds.get((job.name, job.seed), state.round)
     if records.protocol.round == "best_validation" and best < state.round:
