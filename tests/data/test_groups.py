@@ -5,6 +5,7 @@ import logging
 import numpy as np
 import pandas as pd
 import pytest
+import torch
 from sklearn.model_selection import GroupShuffleSplit
 
 from idiolect.core.errors import InputError
@@ -208,7 +209,7 @@ def test_the_last_samples_are_for_tests_after_a_gap(gap, validation):
 @pytest.mark.parametrize(
     ("split", "partition", "message"),
     [
-        ("ordered:gap=45", "natural", "split ordered: client 'a' has 50 samples, of which 10 are for tests and gap=45"),
+        ("ordered:gap=45", "natural", "split ordered: client 'a' has 50 samples, of which 10 are set aside and gap=45"),
         ("ordered:gap=-1", "natural", "split ordered: gap=-1 is not valid"),
         ("sorted", "natural", "unknown split 'sorted'"),
         ("ordered:size=3", "natural", "split ordered has no option 'size'"),
@@ -244,3 +245,103 @@ def test_the_phones_in_order(natural):
         column = source.feature_names.index("3")
         np.testing.assert_allclose(data.x_R[data.test[k], column], own[-count:], rtol=1e-6)
         np.testing.assert_allclose(data.x_R[data.train[k], column], own[: len(own) - count - 2], rtol=1e-6)
+
+
+# --- the last of each class
+
+
+def runs(lengths, seed=0):
+    """Samples of one client, class after class: ``lengths`` are (class, samples)."""
+    return np.concatenate([np.full(count, label) for label, count in lengths])
+
+
+PHONES = {
+    "one run each": [[(0, 20), (1, 30), (2, 10)]] * 2,
+    "a class in two runs": [[(1, 12), (0, 20), (1, 18)], [(0, 15), (2, 15), (0, 10), (2, 10)]],
+    "a class of three samples": [[(0, 40), (1, 3)], [(2, 25), (0, 25)]],
+    "classes in turn": [[(0, 1), (1, 1)] * 20, [(0, 1), (1, 1), (2, 1)] * 10],
+}
+
+
+@pytest.mark.parametrize("validation", [0.0, 0.25])
+@pytest.mark.parametrize("gap", [0, 1, 3])
+@pytest.mark.parametrize("phones", PHONES)
+@pytest.mark.parametrize("interleaved", [False, True])
+def test_the_last_samples_of_each_class_are_for_tests(phones, gap, validation, interleaved):
+    labels = [runs(lengths) for lengths in PHONES[phones]]
+    client = np.repeat(range(len(labels)), [len(y) for y in labels])
+    time = np.concatenate([np.arange(len(y)) for y in labels])
+    order = np.lexsort((client, time)) if interleaved else np.arange(len(client))
+    y, client, time = np.concatenate(labels)[order], client[order], time[order]
+    source = from_arrays(time[:, None].astype(np.float64), y, clients=client)
+    data = build(
+        source, Spec.parse("natural"), validation=validation, split=Spec.parse(f"ordered:gap={gap},each_class=true")
+    )
+    for k, own in enumerate(labels):
+        times = [set(data.x_R[rows[k], 0].int().tolist()) for rows in (data.train, data.test, data.validation) if rows]
+        held, before = times[1:], set(range(len(own)))
+        for part in held:  # the tests are taken from all, the validation samples from what is left for training
+            for label in np.unique(own):
+                of_class = sorted(t for t in before if own[t] == label)
+                mine = sorted(t for t in part if own[t] == label)
+                assert mine == of_class[len(of_class) - len(mine) :]
+                share = 0.25 if len(held) > 1 and part is held[1] else 0.2
+                if len(of_class) > gap + 1:
+                    assert abs(len(mine) - share * len(of_class)) < 1 + share * 3 * (gap + 1)
+            before = {t for t in before if t not in part and min((abs(t - s) for s in part), default=99) > gap}
+        assert times[0] == before  # nothing else is left out
+        assert times[0]
+    if phones != "a class of three samples":
+        assert all(set(data.y_R[data.test[k]].tolist()) == set(own.tolist()) for k, own in enumerate(labels))
+
+
+def test_sizes_and_scarce_clients_keep_classes_in_order():
+    labels = runs([(0, 20), (1, 30)])
+    source = from_arrays(np.arange(100.0)[:, None], np.tile(labels, 2), clients=np.repeat(["a", "b"], 50))
+    split = Spec.parse("ordered:each_class=true,gap=2")
+    few = build(source, Spec.parse("natural"), split=split, sizes=[10])
+    assert few.x_R[few.train[0], 0].tolist() == [0, 1, 2, 3, 22, 23, 24, 25, 26, 27]  # 20 and 21 follow test samples
+    kept = build(source, Spec.parse("natural"), split=split, keep=10, validation=0.2)
+    assert len(kept.train[0]) + len(kept.validation[0]) <= 10
+    new = build(source, Spec.parse("natural"), split=split, new_clients="a")
+    assert new.names == ("b", "a")
+    assert (new.x_R[new.test[0], 0] >= 50).all()
+
+
+@pytest.mark.parametrize(
+    ("lengths", "split", "message"),
+    [
+        ([(0, 3), (1, 3)], "ordered:gap=2,each_class=true", "'a' has 6 samples, and no class has more than the 3 that"),
+        ([(0, 1), (1, 1)] * 4, "ordered:gap=3,each_class=true", "and no class has more than the 4 that it keeps"),
+        ([(0, 1), (1, 1)] * 6, "ordered:gap=5,each_class=true", "and no class has more than the 6 that it keeps"),
+        ([(0, 5), (1, 5)], "ordered:each_class=perhaps", "split ordered: each_class='perhaps' is not valid"),
+    ],
+)
+def test_classes_that_are_too_small_for_the_gap_are_refused(lengths, split, message):
+    y = runs(lengths)
+    source = from_arrays(np.arange(len(y))[:, None].astype(np.float64), y, clients=np.repeat("a", len(y)))
+    with pytest.raises(InputError, match=message):
+        build(source, Spec.parse("natural"), split=Spec.parse(split))
+
+
+@pytest.mark.parametrize("target", ["score", "price", "days"])
+def test_numbers_have_no_classes_to_be_in_order_of(target):
+    frame = pd.DataFrame({"x": np.arange(40.0), target: np.linspace(0, 1, 40) ** 2, "at": list("ab") * 20})
+    source = from_frame(frame, target=target, client_column="at", task="regression")
+    with pytest.raises(InputError, match="divides classes, and this target is a number: leave each_class out"):
+        build(source, Spec.parse("natural"), split=Spec.parse("ordered:each_class=true"))
+    assert len(build(source, Spec.parse("natural"), split=Spec.parse("ordered")).test[0]) == 4
+
+
+def test_the_last_windows_of_each_activity_of_the_phones(natural):
+    """Nearly every test sample's activity is one that its phone trains on, unlike with the last windows of all."""
+    how = {"header": "none", "target": "46", "client_column": "2", "drop": "1"}
+    source = open_data(natural("wisdm.arff"), **how)
+    unknown = {}
+    for split in ("ordered:gap=2", "ordered:gap=2,each_class=true"):
+        data = build(source, Spec.parse("natural"), split=Spec.parse(split))
+        unknown[split] = sum(
+            int((~torch.isin(data.y_R[data.test[k]], data.y_R[data.train[k]])).sum()) for k in range(data.clients)
+        )
+    assert unknown["ordered:gap=2"] > 500
+    assert unknown["ordered:gap=2,each_class=true"] <= 2  # all of whose windows stand beside another activity's tests

@@ -97,7 +97,7 @@ def clients(*sizes: int, share: float) -> FederatedData:
 
 def test_a_federation_divides_each_clients_training_samples(caplog: pytest.LogCaptureFixture) -> None:
     whole, parts = clients(20, 30, 1, 40, share=0.0), clients(20, 30, 1, 40, share=0.25)
-    assert "1 of 4 clients have one sample to train on" in caplog.text
+    assert "1 of 4 clients have fewer than two samples to train on" in caplog.text
     for k, n in enumerate((20, 30, 1, 40)):
         train, valid = parts.train[k], parts.validation[k]
         assert len(valid) == (round(0.25 * n) if n > 1 else 0)

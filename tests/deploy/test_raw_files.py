@@ -240,6 +240,24 @@ def test_a_site_of_a_federation_tests_on_its_last_samples(tmp_path: Path) -> Non
     assert ready.train_N.tolist() == list(range(26))
 
 
+@pytest.mark.parametrize(
+    ("activities", "test", "validation", "train"),
+    [
+        ("u" * 10 + "v" * 10, [8, 9, 18, 19], [5, 6, 16], [*range(4), *range(11, 15)]),
+        ("u" * 5 + "v" * 10 + "u" * 5, [13, 14, 18, 19], [10, 11, 16], [*range(9)]),
+        ("v" * 19 + "u", [15, 16, 17, 18], [10, 11, 12, 13], [*range(9)]),
+    ],
+)
+def test_a_site_of_a_federation_tests_on_the_last_samples_of_each_class(activities, test, validation, train, tmp_path):
+    frame = pd.DataFrame({"time": np.arange(20.0), "y": list(activities)})
+    frame.to_csv(tmp_path / "t.csv", index=False)
+    site = SiteFiles(tmp_path / "t.csv", target="y")
+    inputs, _ = common_form({"one": site.offer(), "two": site.offer()})
+    way = Splitting(ordered=True, gap=1, each_class=True)
+    ready = site.encode(inputs, ["u", "v"], 0, 1, look=False, validation=0.25, way=way)
+    assert [part.tolist() for part in (ready.test_N, ready.validation_N, ready.train_N)] == [test, validation, train]
+
+
 # --- dates and notes
 
 

@@ -251,8 +251,8 @@ def build(
         new_shifts: shifts under which new clients are measured too, one at a time.
         validation: share of a client's training samples that are used for validation and not for training, drawn at
             random from each of its classes (see ``validation.held_out``). New clients have none.
-        split: "random", or "ordered" with the option ``gap``: the last samples of each client are its test samples, and
-            the last training samples its validation samples.
+        split: "random", or "ordered" with the options ``gap`` and ``each_class``: the last samples of each client, or
+            of each of its classes, are its test samples, and the last training samples its validation samples.
         normalise: with the mean and standard deviation that the literature uses for the set ("reference"; if there are
             none, as "training"), with those of the training samples before shifts ("training"), images to [-1, 1]
             ("symmetric"), or not ("none"; images to [0, 1]).
@@ -288,7 +288,10 @@ def build(
     group_R = _groups(source, views)
     valid = list[Tensor]()
     if validation:
-        train, valid = validating(train, y_R, trained, validation, seed, names, group_R=group_R, way=way)
+        train, valid = validating(
+            train, y_R, trained, validation, seed, names, group_R=group_R, way=way,
+            place_R=_places(whole, views) if way.ordered else None,
+        )  # fmt: skip
     data = FederatedData(
         source.name, x_R, y_R, tuple(train), tuple(test), source.classes, source.class_names, mean, std, says, names,
         tuple(view.condition for view in views[trained:]), file, tuple(valid), source.encodings,
@@ -310,6 +313,13 @@ def _groups(source: Source, views: Sequence[View]) -> Tensor | None:
         return None
     code_R = source.columns[source.group_column].code_R
     return torch.from_numpy(np.concatenate([code_R[view.row_N[view.at_N]] for view in views]))
+
+
+def _places(split: Split, views: Sequence[View]) -> Tensor:
+    """The place of each sample in its client's order, in the order of the clients."""
+    every = [np.sort(np.concatenate(parts)) for parts in zip(split.train, split.test, split.left, strict=True)]
+    places = [np.searchsorted(every[view.client], view.row_N[view.at_N]) for view in views]
+    return torch.from_numpy(np.concatenate(places))
 
 
 def _keeps_official(source: Source, split: Split) -> bool | None:

@@ -49,7 +49,8 @@ def new_last(split: Split, new_clients: str | int | None) -> tuple[list[int], in
 def ordered(split: Split, order: Sequence[int]) -> Split:
     """The same clients in another order."""
     names = None if split.names is None else tuple(split.names[k] for k in order)
-    return Split([split.train[k] for k in order], [split.test[k] for k in order], names, split.shared)
+    train, test, left = ([part[k] for k in order] if part else [] for part in (split.train, split.test, split.left))
+    return Split(train, test, names, split.shared, left)
 
 
 def conditions_of(specs: Iterable[Spec]) -> list[Spec]:

@@ -12,7 +12,8 @@ from torch import Tensor
 
 from idiolect.core import keys
 from idiolect.core.errors import InputError, listed
-from idiolect.data.partitions.apart import Splitting
+from idiolect.data.partitions.allocation import shares_of_classes
+from idiolect.data.partitions.apart import Splitting, last_ones
 from idiolect.data.sides import set_aside
 
 # N training samples of one client, C classes of them
@@ -43,11 +44,7 @@ def held_out(label_N: NDArray[np.int64], share: float, seed: int, client: int) -
     order_N = rng.permutation(size)
     count = max(1, round(share * size))
     _, class_N, size_C = np.unique(label_N, return_inverse=True, return_counts=True)
-    part_C, turn_C = count * size_C // size, rng.permutation(len(size_C))
-    part_C = np.minimum(part_C, size_C - 1)
-    while part_C.sum() < min(count, size - len(size_C)):
-        rest_C = np.where(part_C < size_C - 1, count * size_C - part_C * size, np.iinfo(np.int64).min)
-        part_C[turn_C[rest_C[turn_C].argmax()]] += 1
+    part_C = shares_of_classes(size_C, count, size_C - 1, rng.permutation(len(size_C)))
     if not part_C.any():
         return order_N[:1]
     of_class = [order_N[class_N[order_N] == c][:part] for c, part in enumerate(part_C)]
@@ -58,19 +55,21 @@ def _count(share: float, size: int) -> int:
     return max(1, round(share * size)) if size > 1 else 0
 
 
-def check_share(share: float, size: int, client: str, gap: int = 0) -> None:
+def check_share(share: float, size: int, client: str, *, rest: int | None = None, gap: int = 0) -> None:
     """Check that a share leaves a client something to train on.
 
     Args:
         share: of its training samples.
         size: their number.
         client: who it is, for the message.
-        gap: how many besides are used for neither.
+        rest: how many samples are left to train on; None where only those of the share are taken away.
+        gap: how many before each are used for neither.
 
     Raises:
         InputError: it leaves nothing.
     """
-    if size > 1 and (gap + _count(share, size) if gap else round(share * size)) >= size:
+    rest = size - round(share * size) if rest is None else rest
+    if size > 1 and rest < 1:
         besides = f", with gap={gap}," if gap else ""
         raise InputError(
             f"validation={share:g}{besides} leaves {client} none of its {size} samples to train on: give a smaller "
@@ -80,7 +79,7 @@ def check_share(share: float, size: int, client: str, gap: int = 0) -> None:
 
 def validating(
     train: Sequence[Tensor], y_R: Tensor, trained: int, share: float, seed: int, names: Sequence[str] = (), *,
-    group_R: Tensor | None = None, way: Splitting = Splitting(),  # noqa: B008  immutable
+    group_R: Tensor | None = None, way: Splitting = Splitting(), place_R: Tensor | None = None,  # noqa: B008  immutable
 ) -> tuple[list[Tensor], list[Tensor]]:  # fmt: skip
     """Each client's training samples in two parts: those for training, and those for validation.
 
@@ -93,6 +92,7 @@ def validating(
         names: the clients' names, if they have some.
         group_R: which samples belong together; a group is on one side, at all clients.
         way: whether each client's last samples are for validation, after a gap, and not any.
+        place_R: each sample's place in its client's order, where the last samples are for validation.
 
     Raises:
         InputError: the share leaves a client without training samples, or gives no client a validation sample.
@@ -107,27 +107,31 @@ def validating(
         name = names[k] if names else str(k)
         is_held_N, is_left_N = torch.zeros(2, len(row_N), dtype=torch.bool)
         if k < trained:
-            check_share(share, len(row_N), f"client {name}", way.gap)
+            size, client = len(row_N), f"client {name}"
+            check_share(share, size, client)
             if by_groups is not None:
                 is_held_N = torch.from_numpy(by_groups[k])
-            elif way.ordered:
-                is_held_N[len(row_N) - _count(share, len(row_N)) :] = True
-                is_left_N[len(row_N) - _count(share, len(row_N)) - way.gap :] = True
+            elif place_R is not None:
+                held = last_ones(way, place_R[row_N].numpy(), y_R[row_N].numpy(), _count(share, size))
+                is_held_N, is_left_N = map(torch.from_numpy, held)
+                check_share(share, size, client, rest=int((~(is_held_N | is_left_N)).sum()), gap=way.gap)
             else:
                 is_held_N[torch.from_numpy(held_out(y_R[row_N].numpy(), share, seed, k))] = True
             if not is_held_N.any():
                 without.append(name)
         rest.append(row_N[~(is_held_N | is_left_N)])
         parts.append(row_N[is_held_N])
-    of = "samples" if group_R is None else "groups"
+    enough = "two samples" if group_R is None else "two groups"
+    if way.each_class:
+        enough = f"{way.gap + 2} samples of a class"
     if len(without) == trained:
         raise InputError(
-            f"validation={share:g} gives no client a validation sample, because none has two {of} to train on: "
+            f"validation={share:g} gives no client a validation sample, because none has {enough} to train on: "
             "leave validation out, or take larger clients"
         )
     if without:
         log.warning(
-            "%d of %d clients have one %s to train on, so they have no validation sample and do not count in the "
-            "mean over these: %s", len(without), trained, of[:-1], listed(without, _NAMED),
+            "%d of %d clients have fewer than %s to train on, so they have no validation sample and do not count in "
+            "the mean over these: %s", len(without), trained, enough, listed(without, _NAMED),
         )  # fmt: skip
     return rest, parts

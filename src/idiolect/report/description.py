@@ -115,8 +115,10 @@ def _labels(data: FederatedData, about: Description) -> list[tuple[str, str]]:
 
 def _division(study: Mapping[str, Any], data: FederatedData) -> list[tuple[str, str]]:
     """What keeps training and test samples apart, besides chance."""
-    if (gap := (study.get("split") or {}).get("options", {}).get("gap")) is not None:
-        return [("Order", f"each client tests on its last samples, after a gap of {gap:,}")]
+    options = (study.get("split") or {}).get("options", {})
+    if (gap := options.get("gap")) is not None:
+        which = "the last samples of each class" if options.get("each_class") else "its last samples"
+        return [("Order", f"each client tests on {which}, after a gap of {gap:,}")]
     if data.group_R is None:
         return []
     numbers = np.concatenate([data.group_R[rows].numpy() for part in (data.train, data.test) for rows in part])

@@ -128,7 +128,7 @@ SETTINGS = {
     "split": Setting(
         PARTITION,
         "Which samples of a client are for tests: any (random), or its last ones in the data's order, "
-        "ordered:gap=0, with a gap of samples that are used for neither.",
+        "ordered:gap=0, with a gap of samples that are used for neither; with each_class=true the last of each class.",
         Spec(name="random"),
     ),
     "sizes": Setting(

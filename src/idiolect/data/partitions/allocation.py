@@ -18,13 +18,15 @@ Rows = NDArray[np.int64]
 class Split(NamedTuple):
     """The sample numbers of each client, and the clients' names, if they have names.
 
-    ``shared`` is true only if released code makes clients share samples: then a sample may occur twice.
+    ``shared`` is true only if released code makes clients share samples: then a sample may occur twice. ``left`` are
+    samples of a client that are used for neither, where training and test samples are apart in time.
     """
 
     train: list[Rows]
     test: list[Rows]
     names: tuple[str, ...] | None = None
     shared: bool = False
+    left: Sequence[Rows] = ()
 
 
 def deal(y_R: Rows, rows: Rows, count_KC: Rows, rng: np.random.Generator) -> list[Rows]:
@@ -54,6 +56,22 @@ def cut(rows_K: Sequence[Rows], test_K: Rows, y_R: Rows | None, rng: np.random.G
 def held_out(rows_K: Rows, fraction: float) -> Rows:
     """How many of each client's samples are for testing: at least one, but not all."""
     return np.asarray(np.clip(np.rint(fraction * rows_K).astype(np.int64), 1, rows_K - 1))
+
+
+def shares_of_classes(size_C: Rows, count: int, most_C: Rows, turn_C: Rows) -> Rows:
+    """How many samples of each class (C,) are set aside: ``count`` in proportion to the sizes, by largest remainders.
+
+    Args:
+        size_C: samples of each class, one or more.
+        count: how many samples in all; there are fewer where ``most_C`` allows no more.
+        most_C: the most of each class.
+        turn_C: all classes; of equal remainders that of the first class here counts as the largest.
+    """
+    part_C = np.minimum(count * size_C // size_C.sum(), most_C)
+    while part_C.sum() < min(count, most_C.sum()):
+        rest_C = np.where(part_C < most_C, count * size_C - part_C * size_C.sum(), np.iinfo(np.int64).min)
+        part_C[turn_C[rest_C[turn_C].argmax()]] += 1
+    return np.asarray(part_C)
 
 
 def train_test_split(

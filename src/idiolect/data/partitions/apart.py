@@ -7,15 +7,16 @@ from collections.abc import Callable
 from typing import Annotated, NamedTuple
 
 import numpy as np
+from numpy.typing import NDArray
 from pydantic import Field
 
 from idiolect.core.errors import InputError, option
 from idiolect.core.option_spec import Spec, made
 from idiolect.data.datasets.dataset import Source
-from idiolect.data.partitions.allocation import Split
+from idiolect.data.partitions.allocation import Rows, Split, shares_of_classes
 from idiolect.data.sides import largest, set_aside
 
-# R samples, N samples of one client
+# R samples, N samples of one client, C classes of them
 
 log = logging.getLogger(__name__)
 
@@ -28,10 +29,12 @@ class Splitting(NamedTuple):
     Attributes:
         ordered: whether the last ones are for tests, and not any.
         gap: how many between the two are used for neither.
+        each_class: whether the last ones of each class are for tests.
     """
 
     ordered: bool = False
     gap: int = 0
+    each_class: bool = False
 
 
 def random() -> Splitting:
@@ -39,13 +42,14 @@ def random() -> Splitting:
     return Splitting()
 
 
-def ordered(*, gap: Annotated[int, Field(ge=0)] = 0) -> Splitting:
+def ordered(*, gap: Annotated[int, Field(ge=0)] = 0, each_class: bool = False) -> Splitting:
     """The last samples are for tests, in the order of the data.
 
     Args:
         gap: samples between training and test samples that are used for neither, as windows that overlap both.
+        each_class: the last samples of each class are for tests, as where one activity comes after another.
     """
-    return Splitting(ordered=True, gap=gap)
+    return Splitting(ordered=True, gap=gap, each_class=each_class)
 
 
 _WAYS: dict[str, Callable[..., Splitting]] = {"random": random, "ordered": ordered}
@@ -68,7 +72,41 @@ def complete_splitting(spec: Spec) -> Spec:
         InputError: as ``splitting_of``.
     """
     way = splitting_of(spec)
-    return Spec(name=spec.name, options={"gap": way.gap} if way.ordered else {})
+    return Spec(name=spec.name, options={"gap": way.gap, "each_class": way.each_class} if way.ordered else {})
+
+
+class LastOnes(NamedTuple):
+    """Which of a client's samples (N,) are its last ones, and which are in the gap."""
+
+    is_last_N: NDArray[np.bool_]
+    is_left_N: NDArray[np.bool_]
+
+
+def last_ones(way: Splitting, place_N: Rows, y_N: Rows, count: int) -> LastOnes:
+    """A client's last samples, and the others that are ``way.gap`` places or fewer from one of these.
+
+    With ``way.each_class`` they are the last ones of each class, in proportion to its samples. A class keeps one more
+    than the gap, so there are fewer than ``count`` where classes have too few.
+
+    Args:
+        way: how samples are divided.
+        place_N: each sample's place in the client's order.
+        y_N: labels.
+        count: how many.
+    """
+    order_N = np.argsort(place_N, kind="stable")
+    part_of = [(order_N, count)]
+    if way.each_class:
+        _, class_N, size_C = np.unique(y_N[order_N], return_inverse=True, return_counts=True)
+        part_C = shares_of_classes(size_C, count, np.maximum(size_C - 1 - way.gap, 0), np.arange(len(size_C)))
+        part_of = [(order_N[class_N == c], part) for c, part in enumerate(part_C.tolist())]
+    is_last_N = np.zeros(len(place_N), np.bool_)
+    for row_N, part in part_of:
+        is_last_N[row_N[len(row_N) - part :]] = True
+    last_M = np.concatenate([[-np.inf], np.sort(place_N[is_last_N]), [np.inf]])
+    next_N = np.searchsorted(last_M, place_N)
+    distance_N = np.minimum(last_M[next_N] - place_N, place_N - last_M[next_N - 1])
+    return LastOnes(is_last_N, (distance_N <= way.gap) & ~is_last_N)
 
 
 def divide_apart(split: Split, source: Source, way: Splitting, rng: np.random.Generator) -> Split:
@@ -92,7 +130,11 @@ def divide_apart(split: Split, source: Source, way: Splitting, rng: np.random.Ge
                 f"split=ordered is not possible, because the official test split of {source.name} is kept: leave it "
                 "out, or give partition natural:official_split=false too"
             )
-        return _in_order(split, way.gap)
+        if way.each_class and source.targets is not None:
+            raise InputError(
+                "split ordered:each_class=true divides classes, and this target is a number: leave each_class out"
+            )
+        return _in_order(split, way, source.y_R.numpy())
     column = source.columns[str(source.group_column)]
     if is_official:
         if both := np.intersect1d(column.code_R[train], column.code_R[test]).tolist():
@@ -109,19 +151,33 @@ def _name(split: Split, client: int) -> str:
     return repr(split.names[client]) if split.names else str(client)
 
 
-def _in_order(split: Split, gap: int) -> Split:
-    train, test = [], []
+def _in_order(split: Split, way: Splitting, y_R: Rows) -> Split:
+    train, test, left = [], [], []
     for k, (before, after) in enumerate(zip(split.train, split.test, strict=True)):
-        rows, count = np.sort(np.concatenate([before, after])), len(after)
-        if len(rows) - count - gap < 1:
+        rows = np.sort(np.concatenate([before, after]))
+        is_last_N, is_left_N = last_ones(way, np.arange(len(rows)), y_R[rows], len(after))
+        train.append(rows[~(is_last_N | is_left_N)])
+        test.append(rows[is_last_N])
+        left.append(rows[is_left_N])
+        if why := unusable(way, len(train[k]), len(test[k])):
             raise InputError(
-                f"split ordered: client {_name(split, k)} has {len(rows)} samples, of which {count} are for tests and "
-                f"gap={gap} for neither, so none is left to train on: give a smaller gap, or leave out small clients "
-                "with partition natural:min_rows=..."
+                f"split ordered: client {_name(split, k)} has {len(rows)} samples, {why}: give a smaller gap, or leave "
+                "out small clients with partition natural:min_rows=..."
             )
-        train.append(rows[: len(rows) - count - gap])
-        test.append(rows[len(rows) - count :])
-    return split._replace(train=train, test=test)
+    return split._replace(train=train, test=test, left=left)
+
+
+def unusable(way: Splitting, rest: int, held: int) -> str:
+    """Why some samples cannot be divided in order, as the end of a sentence; "" if they can.
+
+    Args:
+        way: how they are divided.
+        rest: how many are left to train on.
+        held: how many are set aside.
+    """
+    if not held:
+        return f"and no class has more than the {way.gap + 1} that it keeps with gap={way.gap}"
+    return f"of which {held} are set aside and gap={way.gap} used for neither, so none is left to train on" * (rest < 1)
 
 
 def _by_groups(split: Split, source: Source, rng: np.random.Generator) -> Split:

@@ -16,7 +16,7 @@ from idiolect.core.import_path import by_path
 from idiolect.core.option_spec import Spec, check
 from idiolect.data.datasets.dataset import Source
 from idiolect.data.partitions import flower
-from idiolect.data.partitions.allocation import Rows, Split
+from idiolect.data.partitions.allocation import Rows, Split, shares_of_classes
 from idiolect.data.partitions.apart import Splitting, divide_apart
 from idiolect.data.partitions.flower import Partitioner
 from idiolect.data.partitions.registry import BY_CLASS, PARTITIONS
@@ -94,7 +94,11 @@ def divide(
             split = call() if name in PARTITIONS else _guarded(call, name)
     _check_split(split, clients, len(source.y_R), name)
     split = divide_apart(split, source, way, keys.generator(seed, "groups"))
-    return _capped(split, draw_sizes(sizes, len(split.train), draw), name) if sizes and not has_sizes else split
+    if not sizes or has_sizes:
+        return split
+    return _capped(
+        split, draw_sizes(sizes, len(split.train), draw), name, source.y_R.numpy() if way.each_class else None
+    )
 
 
 def _guarded(divide: Callable[[], Any], name: str) -> Split:
@@ -114,8 +118,8 @@ def _guarded(divide: Callable[[], Any], name: str) -> Split:
         ) from error
 
 
-def _capped(split: Split, sizes_K: Rows, name: str) -> Split:
-    """Limit each client to its first training samples, which are in random order."""
+def _capped(split: Split, sizes_K: Rows, name: str, y_R: Rows | None) -> Split:
+    """Limit each client to its first training samples, or to the first ones of each class by the labels ``y_R``."""
     have_K = [len(rows) for rows in split.train]
     k = int(np.argmin(np.array(have_K) - np.array(sizes_K)))
     if have_K[k] < sizes_K[k]:
@@ -124,7 +128,19 @@ def _capped(split: Split, sizes_K: Rows, name: str) -> Split:
             f"sizes: client {who} of partition {name} has {have_K[k]} training samples, not {sizes_K[k]}; the smallest "
             f"client has {min(have_K)}: take at most that many, or leave out sizes"
         )
-    return split._replace(train=[rows[:size] for rows, size in zip(split.train, sizes_K, strict=True)])
+    first = [_first(rows, int(size), y_R) for rows, size in zip(split.train, sizes_K, strict=True)]
+    if not split.left:
+        return split._replace(train=first)
+    rest = [np.setdiff1d(rows, kept) for rows, kept in zip(split.train, first, strict=True)]
+    return split._replace(train=first, left=[np.concatenate(parts) for parts in zip(split.left, rest, strict=True)])
+
+
+def _first(rows: Rows, size: int, y_R: Rows | None) -> Rows:
+    if y_R is None:
+        return rows[:size]
+    _, class_N, size_C = np.unique(y_R[rows], return_inverse=True, return_counts=True)
+    part_C = shares_of_classes(size_C, size, size_C, np.arange(len(size_C)))
+    return np.sort(np.concatenate([rows[class_N == c][:part] for c, part in enumerate(part_C)]))
 
 
 def _check_split(split: Split, clients: int | None, rows: int, name: str) -> None:

@@ -10,7 +10,7 @@ from numpy.typing import NDArray
 
 from idiolect.core import keys
 from idiolect.core.errors import InputError, option
-from idiolect.data.partitions.apart import Splitting
+from idiolect.data.partitions.apart import Splitting, last_ones, unusable
 from idiolect.data.sides import set_aside
 from idiolect.data.validation import check_share, held_out
 
@@ -57,21 +57,21 @@ def divide(
             )
     else:
         train_N, test_N = _apart(
-            np.arange(sizes[0]), TEST, group_N, way, keys.generator(seed, number, "samples"), where
+            np.arange(sizes[0]), y_N, TEST, group_N, way, keys.generator(seed, number, "samples"), where
         )
     if not validation:
         return Parts(train_N, test_N, train_N[:0])
-    check_share(validation, len(train_N), where, way.gap)
+    check_share(validation, len(train_N), where)
     if group_N is None and not way.ordered:
         at_N = held_out(y_N[train_N], validation, seed, number)
         return Parts(np.delete(train_N, at_N), test_N, train_N[at_N])
     rng = keys.generator(seed, number, "validation")
-    rest_N, validation_N = _apart(train_N, validation, group_N, way, rng, where)
+    rest_N, validation_N = _apart(train_N, y_N, validation, group_N, way, rng, where)
     return Parts(rest_N, test_N, validation_N)
 
 
 def _apart(
-    row_N: Rows, share: float, group_N: Rows | None, way: Splitting, rng: np.random.Generator, where: str
+    row_N: Rows, y_N: Rows, share: float, group_N: Rows | None, way: Splitting, rng: np.random.Generator, where: str
 ) -> tuple[Rows, Rows]:
     """Some rows in two: the rest, and a share of them."""
     count = len(row_N)
@@ -79,12 +79,11 @@ def _apart(
         raise InputError(f"{where} has one sample: give two or more, to train and to test on")
     held = min(count - 1, max(1, round(share * count)))
     if way.ordered:
-        if count - held - way.gap < 1:
-            raise InputError(
-                f"{where} has {count} samples, of which {held} are set aside and gap={way.gap} used for neither, so "
-                "none is left to train on: give more samples"
-            )
-        return row_N[: count - held - way.gap], row_N[count - held :]
+        is_last_N, is_left_N = last_ones(way, row_N, y_N[row_N], held)
+        rest_N, last_N = row_N[~(is_last_N | is_left_N)], row_N[is_last_N]
+        if why := unusable(way, len(rest_N), len(last_N)):
+            raise InputError(f"{where} has {count} samples, {why}: give more samples")
+        return rest_N, last_N
     order_N = row_N[rng.permutation(count)]
     if group_N is None:
         return order_N[held:], order_N[:held]
