@@ -117,8 +117,7 @@ def make(
     job = job if elsewhere is None else job._replace(build=elsewhere.build)
     if data.manifest(federation)["hash"] != records.manifest.get("hash"):
         raise InputError(f"the data have changed since {run} was written: restore them, or run the study again")
-    whom = None if client is None else _clients(federation, client)
-    one = _Clients(job, federation, state)
+    whom, one = None if client is None else _clients(federation, client), _Clients(job, federation, state)
     about = about_of(
         job, federation, study, method, kind="join" if whom is None else "models", round=state.round,
         names=("new client",) if whom is None else tuple(_name(federation, k) for k in whom),
@@ -145,8 +144,7 @@ def about_of(
         federation: the clients' data, of which the samples are not needed.
         study: the study's settings.
         method: the method's name, title and options.
-        kind: see ``About``.
-        round: after which the models are.
+        kind, round: see ``About``.
         names: of the models.
         inputs: what the network takes.
         evaluation: how the clients did.
