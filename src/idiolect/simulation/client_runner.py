@@ -370,7 +370,8 @@ class ClientRunner:
         if not len(row_N):
             return EvaluationResult()
         check_finite(where, {"prediction": predicted_N})
-        goal, measured = data.targets.rows(row_N), errors_of_numbers.of_predictions
+        goal = data.targets.rows(row_N)
+        measured: Callable[[Tensor, Tensor, Sequence[str]], dict[str, float]] = errors_of_numbers.of_predictions
         with blame(where):
             if goal.task == "multilabel":
                 value_ND, loss_N = label_measures.read(predicted_N.double(), goal.value_RD)
