@@ -287,13 +287,3 @@ def test_the_command_line(tmp_path: Path, capsys: pytest.CaptureFixture[str]) ->
 def test_what_is_for_classes_alone_is_refused(tmp_path: Path, more: dict[str, object], said: str) -> None:
     with pytest.raises(InputError, match=said):
         idl.run(study("local", rounds=1, **more), tmp_path / "run", engine="sequential")
-
-
-def test_bundles_are_of_classes_as_yet(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    frame().to_csv(tmp_path / "t.csv", index=False)
-    own = ["--data", str(tmp_path / "t.csv"), "--target", "y", "--client-column", "site"]
-    assert call("run", *own, "--methods", "local", "--rounds", "1", "--out", str(tmp_path / "r")) == 0
-    capsys.readouterr()
-    assert call("bundle", str(tmp_path / "r"), "--method", "local", "--out", str(tmp_path / "b")) == 2
-    assert "predicts numbers, and bundles hold models of classes as yet" in " ".join(capsys.readouterr().err.split())
-    assert not (tmp_path / "b").exists()

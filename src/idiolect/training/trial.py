@@ -10,6 +10,7 @@ import torch
 from idiolect.core import keys, tree
 from idiolect.core.inputs import Form, inputs_of, synthetic
 from idiolect.core.method import Data, Down, Method, Up
+from idiolect.core.objectives import TaskName
 from idiolect.core.tree import Tree
 
 
@@ -32,20 +33,25 @@ class Trial(NamedTuple):
         return Down(self.down.shared, tree.rows(self.down.own, client))
 
 
-def samples(form: Form, classes: int, rows: int, *, clients: int = 1, images: bool = False) -> list[Data]:
-    """Samples of some clients, drawn at random, with labels in turn.
+def samples(
+    form: Form, classes: int, rows: int, *, clients: int = 1, images: bool = False, task: TaskName = "classification"
+) -> list[Data]:
+    """Samples of some clients, drawn at random, with labels in turn, or with numbers.
 
     Args:
         form: of a sample: a shape, or what ``idiolect.core.inputs`` describes.
-        classes: C.
+        classes: C, or the numbers of a target.
         rows: samples of each client.
         clients: how many.
         images: whether they are 8-bit images as stored; else normal draws, and ids where the form says so.
+        task: what is learnt.
     """
     x_R, count = synthetic(inputs_of(form), clients * rows, keys.key(1)), clients * rows
     if images:
         x_R = (x_R * 64 + 128).clamp(0, 255).to(torch.uint8)
     y_R = torch.arange(count) % classes
+    if task == "regression":
+        y_R = torch.randn(count, classes, generator=torch.Generator().manual_seed(2))
     return [Data(x_R, y_R, row_N, torch.ones(rows)) for row_N in torch.arange(count).view(clients, rows)]
 
 

@@ -18,7 +18,7 @@ import pyarrow.parquet as pq
 from idiolect.core import shared_memory
 from idiolect.core.arrow_tables import open_parquet, read_parquet
 from idiolect.core.errors import InputError, option
-from idiolect.core.files import about_backslashes
+from idiolect.core.files import about_backslashes, expanded
 from idiolect.core.import_path import is_dotted
 from idiolect.core.objectives import TaskName
 from idiolect.data.custom.archives import GZIP, ZIP, unpacked
@@ -122,13 +122,13 @@ def open_data(
 
 def is_program(where: str | Path) -> bool:
     """Whether this is the import path of a function, and not that of a file."""
-    path = Path(os.path.expanduser(where))
+    path = expanded(where)
     is_file = path.suffix.lower() in _FILES and path.suffix != ".data"  # which may be the name of a function
     return is_dotted(str(where)) and not is_file and not os.path.exists(path)
 
 
 def _open(where: str | Path, options: dict[str, Any], outside: bool) -> Source:
-    path = Path(os.path.expanduser(where))
+    path = expanded(where)
     if str(where).startswith(ON_HUB):
         name = str(where).removeprefix(ON_HUB)
         return read_dataset(from_hub(name), name=name, within=None if outside else Within.hub(), **_plain(options))

@@ -59,7 +59,7 @@ def target_of(
     if task == "multilabel" or (task is None and len(columns) > 1 and _are_labels(columns)):
         return _numbered(label_sets(columns, whats))
     if task == "regression" or len(columns) > 1 or (task is None and _are_amounts(columns[first], whats[first], table)):
-        values = [_numbers(values, whats[name]) for name, values in columns.items()]
+        values = [numbers(values, whats[name], different=True) for name, values in columns.items()]
         return _numbered(Targets(torch.tensor(np.stack(values, 1)), tuple(columns)))
     y_R, class_names = labels(columns[first], whats[first])
     look(whats[first], "class", y_R, class_names)
@@ -96,13 +96,23 @@ def _are_amounts(values: pd.Series[Any], what: str, table: bool) -> bool:
     return True
 
 
-def _numbers(values: pd.Series[Any], what: str) -> NDArray[np.float64]:
+def numbers(values: pd.Series[Any], what: str, *, different: bool = False) -> NDArray[np.float64]:
+    """The numbers (R,) of a column.
+
+    Args:
+        values: of the column.
+        what: how messages call it.
+        different: whether there must be different ones.
+
+    Raises:
+        InputError: one is missing or infinite, or is a text, or all are equal where they must not be.
+    """
     code_R, names = codes(values, what)
     if texts := [name for name in names if not NUMBER.fullmatch(name)]:
         raise InputError(
             f"{what} has texts ({listed(texts, 3)}), and a regression predicts numbers: give a column of numbers, or "
             f"{option('task', 'classification')}"
         )
-    if len(names) == 1:
+    if different and len(names) == 1:
         raise InputError(f"{what} is {names[0]} in all rows: give a column with different numbers")
     return np.array([float(name) for name in names])[code_R]

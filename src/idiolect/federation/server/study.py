@@ -99,8 +99,6 @@ def study_for(path: Path, federation: str) -> SiteStudy:
         raise InputError(
             f"{path}: {extras[0]} is for a simulation, and here each site has its own data: leave {extras[0]} out"
         )
-    if study.task == "regression":
-        raise InputError(f"{path}: task regression is for a simulation as yet, and sites learn classes: leave task out")
     for setting, code in study.imports().items():
         raise InputError(f"{path}: {setting} {code} is code of its own, which no site imports: take a built-in one")
     if is_frozen(study):
