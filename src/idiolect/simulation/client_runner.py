@@ -383,6 +383,9 @@ class ClientRunner:
         if test_count < len(row_N):
             valid = errors_of_numbers.of_predictions(value_ND[test_count:], y_ND[test_count:])
             more = more | {f"validation_{name}": value for name, value in valid.items()}
+            error_ND, names = value_ND - y_ND, data.targets.names
+            group_M = None if data.group_R is None else data.group_R[row_N[test_count:]]
+            more |= errors_of_numbers.of_intervals(error_ND[:test_count], error_ND[test_count:], group_M, names)
             result = result._replace(validation_loss=float(loss_N[test_count:].mean()))
         return result._replace(measures=more)
 

@@ -2,11 +2,16 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 
+import numpy as np
 from torch import Tensor
 
-# N samples of one client, D numbers of a target
+from idiolect.statistics import conformal
+from idiolect.statistics.conformal import LEVEL, OF_INTERVALS
+
+# N test samples of one client, M validation samples, D numbers of a target
 
 
 def of_predictions(value_ND: Tensor, y_ND: Tensor, names: Sequence[str] = ("",)) -> dict[str, float]:
@@ -32,4 +37,37 @@ def of_predictions(value_ND: Tensor, y_ND: Tensor, names: Sequence[str] = ("",))
     if len(names) > 1:
         for name, mse, mae in zip(names, mse_D.tolist(), mae_D.tolist(), strict=True):
             values |= {f"mse[{name}]": mse, f"mae[{name}]": mae}
+    return values
+
+
+def of_intervals(
+    error_ND: Tensor, error_MD: Tensor, group_M: Tensor | None = None, names: Sequence[str] = ("",)
+) -> dict[str, float]:
+    """Of intervals at 90 %, by metric: the share that holds the number, their mean width, and the interval score.
+
+    The intervals are predictions plus and minus a quantile of the absolute errors of the client's validation samples,
+    on which the model was not trained: see ``idiolect.statistics.conformal``. Each is the mean over the numbers of a
+    target; ``coverage[name]`` and so on are those of each number, if there are several. None if there are no test
+    samples, or too few validation samples, or groups of them, for intervals of finite width.
+
+    Args:
+        error_ND: predictions less targets of the test samples, float64.
+        error_MD: the same of the validation samples.
+        group_M: which of these belong together; None where each stands for itself.
+        names: of the numbers.
+    """
+    if not len(error_ND):
+        return {}
+    each = []
+    for error_N, error_M in zip(error_ND.T.numpy(), error_MD.T.numpy(), strict=True):
+        order_M = np.argsort(np.abs(error_M), kind="stable")
+        weights = () if group_M is None else conformal.group_weights(group_M.numpy())[order_M].tolist()
+        half = conformal.quantile(np.abs(error_M)[order_M].tolist(), LEVEL, weights)
+        if math.isinf(half):
+            return {}
+        each.append(conformal.quality(error_N, half, np.zeros(len(error_N)), LEVEL))
+    values = dict(zip(OF_INTERVALS, np.mean(each, axis=0).tolist(), strict=True))
+    if len(names) > 1:
+        for name, quality in zip(names, each, strict=True):
+            values |= {f"{metric}[{name}]": v for metric, v in zip(OF_INTERVALS, quality, strict=True)}
     return values
