@@ -44,7 +44,10 @@ def rehearsed(
         assert backbone is not None
         ready = [one._replace(x_N=torch.cat([backbone(x_B) for x_B in torch.split(one.x_N, 16)])) for one in ready]
     summed = {site: sums(one, len(classes)) for site, one in zip(samples, ready, strict=True)}
-    agreement = agree(inputs, classes, summed, normalise_of(study), Backbone.of(study), frozen=is_frozen(study))
+    agreement = agree(
+        inputs, classes, summed, normalise_of(study), Backbone.of(study), frozen=is_frozen(study),
+        predicted=next(iter(offers.values())).targets,
+    )  # fmt: skip
     data = pooled(ready, agreement, study.name)
     whole = _Together(**study.model_dump(exclude_unset=True)).with_agreement(data)
     return run(whole, out, engine=engine, watcher=watcher)
@@ -66,6 +69,8 @@ def pooled(sites: Sequence[SiteSamples], agreement: Agreement, name: str) -> Fed
         for part in ("train_N", "test_N", "validation_N")
     )
     x_R, y_R = (torch.cat([getattr(site, name) for site in sites]) for name in ("x_N", "y_N"))
-    data = data_of(agreement, name, x_R, y_R, train, test, validation)
+    values = [site.value_ND for site in sites if site.value_ND is not None]
+    value_RD = torch.cat(values) if values else None
+    data = data_of(agreement, name, x_R, y_R, train, test, validation, value_RD)
     groups = [site.group_N for site in sites if site.group_N is not None]
     return replace(data, group_R=torch.cat(groups)) if len(groups) == len(sites) else data

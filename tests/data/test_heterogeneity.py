@@ -189,3 +189,22 @@ def test_rows_are_read_in_pieces(monkeypatch):
     real = torch.split
     monkeypatch.setattr(heterogeneity.torch, "split", lambda rows, size: real(rows, 7))
     np.testing.assert_allclose(describe_clients(build()).feature_K, whole.feature_K, atol=1e-9)
+
+
+@pytest.mark.parametrize(
+    ("most", "padded"), [(5, False), (70, True), (4095, True), (4096, False), (4097, True), (9000, True)]
+)
+def test_the_distance_of_ids_is_hellingers(most, padded):
+    """Of how often ids occur, of more than 4,096 those that are equal by this number together, and without padding."""
+    rng = np.random.default_rng(most)
+    id_RL = rng.integers(0, most + 1, (40, 30))
+    id_RL[0, 0] = most
+    parts = [torch.arange(0, 15), torch.arange(15, 40)]
+    share = []
+    for rows in parts:
+        id_N = id_RL[rows.numpy()].ravel()
+        count = np.bincount((id_N[id_N != 0] if padded else id_N) % 4096, minlength=4096)
+        share.append(count / count.sum())
+    means = heterogeneity._of_tensor(torch.from_numpy(id_RL), 0.0, 1.0, parts, padded)
+    expected = np.sqrt(((np.sqrt(share[0]) - np.sqrt(share[1])) ** 2).sum() / 2)
+    assert heterogeneity._distances(means, means)[0, 1] == pytest.approx(expected, abs=1e-12)

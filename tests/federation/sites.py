@@ -56,6 +56,17 @@ def study(folder: Path, methods: str = "fedavg", rounds: int = 3, **more: object
     return path
 
 
+def measuring(values: dict[str, object]) -> Tamper:
+    """A site that says other measurements than it has."""
+
+    def tamper(asked: Message, reply: Message) -> Message:
+        if asked.about["kind"] != "evaluate":
+            return reply
+        return Message(reply.about | {"measured": reply.about["measured"] | values}, reply.arrays)
+
+    return tamper
+
+
 class Heard(NamedTuple):
     """A reply."""
 

@@ -14,7 +14,8 @@ from idiolect.core.errors import InputError
 from idiolect.deploy.bundle import Bundle
 from idiolect.deploy.predict import predict
 from idiolect.deploy.samples import read
-from idiolect.federation.data.agreement import common_form, hidden_gaps
+from idiolect.federation.data.agreement import common_form
+from idiolect.federation.data.remarks import hidden_gaps
 from idiolect.federation.data.samples import SiteFiles
 from idiolect.federation.events import Events
 from idiolect.federation.rounds.conversation import Patience

@@ -9,7 +9,7 @@ from typing import Any
 import pandas as pd
 import pytest
 import torch
-from sites import NAMES, Away, Loop, Tamper, study, tables, workers
+from sites import NAMES, Away, Loop, measuring, study, tables, workers
 
 from idiolect import report
 from idiolect.core.errors import InputError, RunError
@@ -110,14 +110,10 @@ def test_a_policy_keeps_them(files: Files, tmp_path: Path) -> None:
 def test_odd_numbers_of_validation_samples_do_not_count(
     values: dict[str, Any], said: str, files: Files, tmp_path: Path
 ) -> None:
-    def tamper(asked: Message, reply: Message) -> Message:
-        if asked.about["kind"] != "evaluate":
-            return reply
-        return Message(reply.about | {"measured": reply.about["measured"] | values}, reply.arrays)
-
-    changes: dict[str, Tamper] = {"east": tamper}
     study(tmp_path, rounds=1, protocol="{validation: 0.25}")
-    found = _run(tmp_path, Loop(workers(tmp_path / "states", files), changes), terms=Terms(Patience(least=3)))
+    found = _run(
+        tmp_path, Loop(workers(tmp_path / "states", files), {"east": measuring(values)}), terms=Terms(Patience(least=3))
+    )
     there = found.records[found.records["metric"].isin(["accuracy", "validation_accuracy"])]
     assert set(there["client"]) == {0, 1, 3, 4}
     assert said in (tmp_path / "run" / "events.jsonl").read_text()

@@ -199,9 +199,9 @@ def test_intervals_by_hand(groups: int) -> None:
     draw = np.random.default_rng(groups)
     test, valid = draw.normal(size=(30, 2)), draw.normal(size=(40, 2)) * [1, 5]
     group = draw.permutation(np.arange(40) % groups) if groups else None
-    values = errors_of_numbers.of_intervals(
-        torch.from_numpy(test), torch.from_numpy(valid), None if group is None else torch.from_numpy(group), ("a", "b")
-    )
+    both = torch.from_numpy(np.concatenate([test, valid]))
+    all_groups = () if group is None else torch.from_numpy(np.concatenate([np.arange(30), group]))
+    values = errors_of_numbers.of_intervals(both, 30, all_groups, ("a", "b"))
     halves = []
     for d, name in enumerate("ab"):
         size = np.abs(valid[:, d])
@@ -216,9 +216,8 @@ def test_intervals_by_hand(groups: int) -> None:
         assert values[f"interval_score[{name}]"] == pytest.approx(2 * half + 20 * beyond.mean())
         halves.append(half)
     assert values["interval_width"] == pytest.approx(sum(halves))
-    few = None if group is None else torch.from_numpy(np.minimum(group, 7))
-    rows = torch.from_numpy(valid if groups else valid[:8])
-    assert errors_of_numbers.of_intervals(torch.from_numpy(test), rows, few) == {}
+    few = () if group is None else torch.cat([torch.arange(30), torch.from_numpy(np.minimum(group, 7))])
+    assert errors_of_numbers.of_intervals(both if groups else both[:38], 30, few) == {}
 
 
 def test_training_targets_have_mean_0_and_standard_deviation_1_over_all_clients() -> None:

@@ -147,13 +147,16 @@ def _means(data: FederatedData, parts: Sequence[torch.Tensor]) -> Numbers:
 def _of_tensor(x_R: Tensor, mean: Any, std: Any, parts: Sequence[Tensor], padded: bool) -> Numbers:
     means = []
     if is_integer(x_R):
+        largest = int(x_R.max())
+        width = min(largest + 1, _IDS)
         for rows in parts:
-            count_I = torch.zeros(_IDS, dtype=torch.float64)
+            count_I = torch.zeros(width, dtype=torch.float64)
             for chunk in torch.split(rows, 2048):
-                id_N = x_R[chunk].flatten().long()
-                count_I += torch.bincount((id_N[id_N != 0] if padded else id_N) % _IDS, minlength=_IDS)
+                id_N = x_R[chunk].flatten()
+                count_I += torch.bincount(id_N if largest < _IDS else id_N.long() % _IDS, minlength=width)
+                count_I[0] -= (id_N == 0).sum() if padded else 0
             share_I = count_I / count_I.sum().clamp(min=1)
-            means.append((share_I * _IDS / 2).sqrt().numpy())  # whose distance, below, is Hellinger's
+            means.append((share_I * width / 2).sqrt().numpy())  # whose distance, below, is Hellinger's
         return np.stack(means)
     shape = (1, -1, *(1,) * (x_R.ndim - 2))
     scale = 255.0 if x_R.dtype == torch.uint8 else 1.0

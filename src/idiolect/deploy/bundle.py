@@ -217,10 +217,8 @@ class Bundle:
 
     @cached_property
     def _down(self) -> Down:
-        """A message of the form that the server sends; the numbers mean nothing.
-
-        Of a method of this library it has the same form for few clients, for which the server's state is small.
-        """
+        """A message of the form that the server sends; the numbers mean nothing."""
+        # Of a method of this library the form is the same for few clients, for which the server's state is small.
         ours = self.about.method.name in methods.ours()
         task = replace(self.task, clients=min(self.about.clients, 2)) if ours else self.task
         method = self._built(task)
@@ -241,10 +239,7 @@ class Bundle:
             return Personal(down, self.predicting.personalise(down, self.fresh, data, keys.key(0)))
 
     def on_features(self) -> Bundle:
-        """The same models behind a frozen backbone: their network takes the features that it makes.
-
-        Their weights have the same names and shapes.
-        """
+        """The same models behind a frozen backbone: their network takes its features, with the same weights."""
         return Bundle(self.folder, about_features(self.about), self.digest)
 
     @property
@@ -352,6 +347,10 @@ def write(
         digests = {name: _sha256(draft / name) for name in (NUMBERS, *others)}
         about = about.model_copy(update={"files": digests})
         files.write(draft / ABOUT, sealed_json(about.model_dump(mode="json")))
+        try:
+            Bundle.read(draft, allow_import=True)  # what cannot be used is not left behind
+        except InputError as error:
+            raise InputError(str(error).replace(str(draft), str(folder))) from None
     return Bundle.read(folder, allow_import=True)
 
 

@@ -10,6 +10,7 @@ import numpy as np
 
 from idiolect.core.objectives import Score
 from idiolect.core.option_spec import Spec
+from idiolect.deploy import code
 from idiolect.deploy.schema import About, ClientPart
 
 _SHOWN = 30  # clients in the table
@@ -47,6 +48,10 @@ def _use(about: About) -> str:
     else:
         commands = [[*predict[:2], ".", *(["--client", "NAME"] if len(about.models) > 1 else []), *predict[2:]]]
         intro = "Predict with it:"
+    if own := code.own_of(about):
+        names = " and ".join(_plain(path) for path in own.values())
+        intro = f"It imports {names}, which --allow-import permits: look at that code first. {intro.strip()}"
+        commands = [[*command, "--allow-import"] for command in commands]
     return "\n".join([f"{intro.strip()}\n", *(f"    {' '.join(command)}" for command in commands), ""])
 
 

@@ -5,7 +5,9 @@ from __future__ import annotations
 import hashlib
 import inspect
 import logging
+from collections.abc import Mapping
 from pathlib import Path
+from typing import Any
 
 from idiolect import methods
 from idiolect.core.errors import InputError, option
@@ -26,6 +28,36 @@ def digest_of(model: str) -> str | None:
     return hashlib.sha256(Path(file).read_bytes()).hexdigest() if file else None
 
 
+def own_of(about: About) -> dict[str, str]:
+    """The import paths of the method and the network that a bundle needs, if they are of one's own."""
+    own = {"method": about.method.name} if methods.registry.is_path(about.method.name) else {}
+    return own | ({"network": path} if (path := code_of(about.network.model)) else {})
+
+
+def check_run(run: Path, manifest: Mapping[str, Any], label: str, method: str, model: str) -> None:
+    """Check that the network and the method, if they are of one's own, are those with which a run began.
+
+    Args:
+        run: its folder.
+        manifest: of the run.
+        label: of the method in the run.
+        method: its name.
+        model: the network.
+
+    Raises:
+        InputError: one is another version.
+    """
+    before = {code_of(model): (manifest.get("network"), digest_of(model))}
+    if methods.registry.is_path(method):
+        before[method] = manifest["methods"][label]["code"], methods.code(method)
+    for path, (then, now) in before.items():
+        if path and then and then != now:
+            raise InputError(
+                f"{path} has changed since {run} began, and what was trained may not fit it: put the file of that time "
+                "where it can be imported, or run the study again"
+            )
+
+
 def check(folder: Path, about: About, allow_import: bool) -> None:
     """Check that the code that a bundle needs is here; warn if that of another package's method is another version.
 
@@ -33,8 +65,7 @@ def check(folder: Path, about: About, allow_import: bool) -> None:
         InputError: it is not here, may not be imported, or is another version of a network or a method of one's own.
     """
     name, made_with, model = about.method.name, about.method.code, about.network.model
-    own = {"method": name} if methods.registry.is_path(name) else {}
-    own |= {"network": path} if (path := code_of(model)) else {}
+    own = own_of(about)
     for what, path in own.items():
         if not allow_import:
             raise InputError(

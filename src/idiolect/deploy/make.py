@@ -23,6 +23,7 @@ from idiolect.data import Encoding, FederatedData
 from idiolect.data.federated import RawSamples
 from idiolect.deploy import bundle, card, code
 from idiolect.deploy.numbers import targets_of
+from idiolect.deploy.refusals import check_task
 from idiolect.deploy.schema import (
     About,
     ClientPart,
@@ -94,28 +95,29 @@ def make(
     Raises:
         InputError: the run is not finished, its data have changed, there is no such client, its state is at a site, or
             the folder exists.
-        RunError: the disk is full, or a client's personal model cannot be made.
+        RunError: the disk is full, or a personal model cannot be made.
     """
     files.vacant(out)
     if elsewhere is not None and client is not None:
         raise InputError(
-            f"the personal models of {run} are at its sites, which keep their states to themselves: leave out "
-            f"{option('client')} for what a new client gets; a site uses its own model from its state folder"
+            f"the personal models of {run} stay at its sites: leave out {option('client')} for what a new client gets; "
+            "a site uses its own model from its state folder"
         )
+    check_task(run, federation, study, client)
     records = reader.read(run)
+    code.check_run(run, records.manifest, job.name, method["name"], str(study["model"]))
     state = _state(run, records, job, study, labels)
     best = records.best_rounds.get((job.name, job.seed), state.round)
     if records.protocol.round == "best_validation" and best < state.round:
         log.warning(
-            "a run keeps models of its last round alone: those of %s, seed %d, are from round %d, and its %s in the "
-            "table is that of round %d, the best on validation samples", job.name, job.seed, state.round,
-            federation.score.name, best,
-        )  # fmt: skip
+            "a run keeps models of its last round: those of %s, seed %d, are of round %d, and its %s in the table is "
+            "of round %d, the best on validation samples",
+            *(job.name, job.seed, state.round, federation.score.name, best),
+        )
     job = job if elsewhere is None else job._replace(build=elsewhere.build)
     if data.manifest(federation)["hash"] != records.manifest.get("hash"):
         raise InputError(f"the data have changed since {run} was written: restore them, or run the study again")
-    whom = None if client is None else _clients(federation, client)
-    one = _Clients(job, federation, state)
+    whom, one = None if client is None else _clients(federation, client), _Clients(job, federation, state)
     about = about_of(
         job, federation, study, method, kind="join" if whom is None else "models", round=state.round,
         names=("new client",) if whom is None else tuple(_name(federation, k) for k in whom),
@@ -142,8 +144,7 @@ def about_of(
         federation: the clients' data, of which the samples are not needed.
         study: the study's settings.
         method: the method's name, title and options.
-        kind: see ``About``.
-        round: after which the models are.
+        kind, round: see ``About``.
         names: of the models.
         inputs: what the network takes.
         evaluation: how the clients did.

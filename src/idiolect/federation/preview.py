@@ -64,10 +64,11 @@ def preview(
         _check(policy, asked, study)
         ready = SiteFeatures(state, Vault.of(state, key)).of(asked, ready)
     own = sums(ready, len(classes))
+    measured = "errors, R2" if offer.targets else "accuracy, loss"
     yield f"Then, {len(pack({}, by_path('sums', own._asdict()))):,} bytes of counts and sums for the normalisation:"
     yield from _rows(by_path("sums", own._asdict()))
     parts = f"test samples{' and validation samples' * bool(share)}"
-    yield f"Numbers of its own {parts} (accuracy, loss, ...): {'yes' if policy.evaluate else 'no, by the policy'}"
+    yield f"Numbers of its own {parts} ({measured}, ...): {'yes' if policy.evaluate else 'no, by the policy'}"
     if study is None:
         yield "For the uploads of each round give the study, as its operator has it."
         return
@@ -75,7 +76,9 @@ def preview(
     _check(policy, whole, study)
     others = [f"client {k}" for k in range(kit.number)]  # who have nothing, as far as this site knows
     how = normalise_of(whole)
-    agreement = agree(inputs, classes, {kit.site: own}, how, Backbone.of(whole), frozen=is_frozen(whole))
+    agreement = agree(
+        inputs, classes, {kit.site: own}, how, Backbone.of(whole), frozen=is_frozen(whole), predicted=offer.targets
+    )
     agreement = agreement.among([*others, kit.site])
     if whole.secure_aggregation:
         yield "The uploads leave under masks, so that the server learns their sum over sites alone."

@@ -22,6 +22,8 @@ from idiolect.training import (
     features,
     groups,
     mean,
+    require_classes,
+    require_unweighted,
     rows,
     sgd,
     stateless,
@@ -168,6 +170,8 @@ def fedshrink(
     """
     if task.kind == "regression":
         return of_numbers(task, train_with, "shrunk" if personal == "mixture" else personal)
+    require_classes(task, "fedshrink", "its heads are made from a Gaussian of each class")
+    require_unweighted(task, "fedshrink")
     network, classes, width = task.network, task.classes, task.network.width
 
     def init_server(key: Tensor) -> Shared:

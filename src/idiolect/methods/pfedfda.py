@@ -22,6 +22,7 @@ from idiolect.training import (
     features,
     groups,
     require_classes,
+    require_unweighted,
     rows,
     sgd,
     stateless,
@@ -134,6 +135,7 @@ def pfedfda(
     L-BFGS from 0.5 with the gradient cut to zero outside [0, 1]).
     """
     require_classes(task, "pfedfda", "its head is made from a Gaussian of each class")
+    require_unweighted(task, "pfedfda")
     network, classes, width = task.network, task.classes, task.network.width
 
     def repair(cov_dd: Tensor) -> Tensor:

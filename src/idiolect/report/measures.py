@@ -19,7 +19,9 @@ _NAMED = 5  # clients that a sentence lists
 _FIGURE, _ONE = "calibration", "its test samples have one class"
 _EQUAL = "its test samples have one value"
 _FEW = f"fewer than {least(LEVEL)} validation samples, or groups of them"
-_SHORT = {"auroc": "AUROC", "mse": "MSE", "mae": "MAE", "r2": "R2"}
+_UNRANKED = "each label has one value in its test samples"
+_UNLABELLED = "its test samples have no label, and none is predicted"
+_SHORT = {"auroc": "AUROC", "micro_f1": "Micro F1", "macro_f1": "Macro F1", "mse": "MSE", "mae": "MAE", "r2": "R2"}
 OF_NUMBERS = ("mse", "mae", "r2", "interval_width", "interval_score")
 """The metrics of predicted numbers, which are no shares."""
 _CLASS_OF = {"specificity": 0, "sensitivity": 1}
@@ -29,23 +31,25 @@ def requested(run: Run) -> list[str]:
     """The measures of a study that are numbers, as they are recorded; ``recall`` stands for those of all classes.
 
     They are of test samples: a run without test samples has none. Where numbers are predicted, they are always the mean
-    absolute error and R2, and those of intervals where clients have validation samples.
+    absolute error and R2, and those of intervals where clients have validation samples; of several labels always macro
+    F1 and subset accuracy, before what the study asks for.
     """
     if run.part == "validation":
         return []
     if run.task == "regression":
         recorded = set(run.records["metric"].unique())
         return ["mae", "r2", *(metric for metric in OF_INTERVALS if metric in recorded)]
-    return [str(name) for name in run.study.get("measures") or () if name != _FIGURE]
+    always = ["macro_f1", "subset_accuracy"] if run.task == "multilabel" else []
+    return always + [str(name) for name in run.study.get("measures") or () if name != _FIGURE]
 
 
 def words(metric: str) -> str:
     """The name of a metric for a heading.
 
     >>> [words(m) for m in ("auroc", "macro_f1", "sensitivity:specificity=0.9", "mae")]
-    ['AUROC', 'Macro f1', 'Sensitivity at specificity 0.9', 'MAE']
+    ['AUROC', 'Macro F1', 'Sensitivity at specificity 0.9', 'MAE']
     """
-    spec = Spec.parse(metric) if ":" in metric else Spec(name=metric)
+    spec = Spec.parse(metric) if ":" in metric and "[" not in metric else Spec(name=metric)
     at = "".join(f" at {k} {v:g}" for k, v in spec.options.items())
     return _SHORT.get(spec.name, spec.name.replace("_", " ").capitalize()) + at
 
@@ -100,6 +104,8 @@ def why_missing(run: Run, client: int, metric: str) -> str:
         return _EQUAL
     if metric in OF_INTERVALS:
         return _FEW
+    if run.task == "multilabel" and metric != run.metric:
+        return _UNLABELLED if "f1" in metric else _UNRANKED
     if metric not in run.proportions and of is None and np.count_nonzero(test_C) == 1:
         return _ONE
     return "no results"

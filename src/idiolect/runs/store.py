@@ -198,6 +198,7 @@ class Store(Generic[S]):
             edit = edited(read_yaml(text), beginning)
             circumstances = {**beginning["versions"], "machine": beginning["machine"]}
             code = {label: about["code"] for label, about in beginning["methods"].items()}
+            code |= {"the network": beginning["network"]} if "network" in beginning else {}
         except (OSError, ValueError, KeyError, TypeError, AttributeError) as error:
             reason = f" ({error})" if type(error) is ValueError else ""
             raise InputError(
@@ -245,8 +246,9 @@ class Store(Generic[S]):
             )  # fmt: skip
 
     def _other_code(self, before: Mapping[str, str], manifest: Mapping[str, Any]) -> None:
-        """Warn if a method's file has changed since the run began."""
+        """Warn if a method's file, or that of a network of one's own, has changed since the run began."""
         now = {label: about["code"] for label, about in manifest["methods"].items()}
+        now |= {"the network": manifest["network"]} if "the network" in before and "network" in manifest else {}
         if labels := [label for label, code in now.items() if before.get(label) != code]:
             log.warning(
                 "the code of %s has changed since %s began, whose rounds would be of two versions: if it now computes "

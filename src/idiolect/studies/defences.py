@@ -58,5 +58,7 @@ def _counts_clients(method: Method, job: Job) -> bool:
     """Whether every weight of an upload is one number for each client."""
     data = job.data
     with blame(f"{job.name}, on synthetic samples"):
-        [up] = trial.trial(method, trial.samples(data.inputs, data.classes, 2, images=data.has_images)).ups
+        [up] = trial.trial(
+            method, trial.samples(data.inputs, data.outputs, 2, images=data.has_images, task=data.task)
+        ).ups
         return Reduction(method.reduce, up).counts_clients

@@ -27,6 +27,7 @@ from idiolect.core.errors import (
 )
 from idiolect.core.option_spec import Spec
 from idiolect.data import FederatedData
+from idiolect.deploy.code import digest_of
 from idiolect.report import Divergence
 from idiolect.runs import checkpoint, environment, predictions
 from idiolect.runs.folder import CHECKPOINT_FILE, DIVERGED_FILE
@@ -137,12 +138,14 @@ def run(
 
 
 def manifest_of(study: Study, federation: FederatedData) -> dict[str, Any]:
-    """What a run's folder says of its clients and methods."""
+    """What a run's folder says of its clients and methods, and of the code of a network of one's own."""
     manifest = data.manifest(federation) | {"methods": {u.label: _about(u) for u in study.methods}}
     if hostile := attackers(study.attacks, federation.trained):
         manifest["attackers"] = hostile
     if digest := study.task_of(federation).network.frozen_digest:
         manifest["frozen"] = digest
+    if own := digest_of(study.model):
+        manifest["network"] = own
     return manifest
 
 

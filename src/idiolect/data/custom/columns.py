@@ -10,7 +10,7 @@ import numpy as np
 import pandas as pd
 from numpy.typing import NDArray
 
-from idiolect.core.errors import InputError, nearest, option
+from idiolect.core.errors import InputError, nearest
 from idiolect.core.errors import listed as listed
 from idiolect.core.objectives import TaskName
 from idiolect.core.option_spec import PLUS, split_names
@@ -211,9 +211,8 @@ def check_amounts(what: str, names: Sequence[str], task: TaskName | None) -> Non
 
 def _regression(what: str, count: int, amounts: str) -> InputError:
     return InputError(
-        f"{what} has {count} different {amounts}, which looks like numbers to predict, and sites learn classes as yet: "
-        f"divide the numbers into a few classes first, give another column, or say with "
-        f"{option('task', 'classification')} that they are classes"
+        f"{what} has {count} different {amounts}, which looks like numbers to predict: write task: regression in the "
+        "study if they are, or task: classification if they are classes"
     )
 
 

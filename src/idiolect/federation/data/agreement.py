@@ -20,13 +20,15 @@ from torch import Tensor
 
 from idiolect.core.errors import InputError, listed, option
 from idiolect.core.objectives import TaskName
+from idiolect.core.tree import Tree
 from idiolect.data import FederatedData
 from idiolect.data.custom.columns import check_amounts, in_order
 from idiolect.data.datasets.dataset import Encoding
 from idiolect.data.federated import RawSamples
 from idiolect.data.text.tokens import filled_up
 from idiolect.deploy import units
-from idiolect.deploy.schema import FeaturesPart, Inputs, Kind, Scale, TokensPart
+from idiolect.deploy.schema import FeaturesPart, Inputs, Kind, Scale, TargetPart, TokensPart
+from idiolect.federation.data import targets
 from idiolect.federation.data.backbone import Backbone
 
 _PARTS = ("train", "test", "validation")
@@ -45,6 +47,8 @@ class Offer(BaseModel):
         classes: the names of those that occur.
         tokens: of texts, how they become ids.
         channels: of windows, the columns of lists.
+        targets: the columns of numbers that are predicted; () where classes are.
+        target_scales: how large these are, if they are enough.
     """
 
     model_config = ConfigDict(frozen=True, extra="forbid")
@@ -55,6 +59,8 @@ class Offer(BaseModel):
     classes: tuple[Annotated[str, Field(min_length=1, max_length=1000)], ...] = Field(min_length=1, max_length=100_000)
     tokens: TokensPart | None = None
     channels: tuple[Annotated[str, Field(min_length=1, max_length=1000)], ...] = Field(default=(), max_length=100_000)
+    targets: tuple[Annotated[str, Field(min_length=1, max_length=1000)], ...] = Field(default=(), max_length=1000)
+    target_scales: tuple[Scale, ...] = Field(default=(), max_length=1000)
 
 
 class Sums(NamedTuple):
@@ -72,12 +78,17 @@ class Sums(NamedTuple):
     """Their sum, float64."""
     square_F: Tensor
     """The sum of their squares, float64."""
+    target_sum_D: Tree = ()
+    """The sum of each number of the target over the training samples, float64; () where there are classes."""
+    target_square_D: Tree = ()
+    """The sum of their squares, float64."""
 
     @classmethod
-    def like(cls, classes: int, features: int) -> Self:
+    def like(cls, classes: int, features: int, targets: int = 0) -> Self:
         """Zeros of the right shapes."""
         whole, real = torch.zeros(classes, dtype=torch.int64), torch.zeros(features, dtype=torch.float64)
-        return cls(whole, whole, whole, real, real, real)
+        goal: Tree = torch.zeros(targets, dtype=torch.float64) if targets else ()
+        return cls(whole, whole, whole, real, real, real, goal, goal)
 
 
 class Agreement(BaseModel):
@@ -86,6 +97,7 @@ class Agreement(BaseModel):
     model_config = ConfigDict(frozen=True, extra="forbid")
     inputs: Inputs
     classes: tuple[str, ...]
+    """Where numbers are predicted one, named like all of them, that every sample is of."""
     train: tuple[tuple[int, ...], ...]
     """For each client its training samples of each class, and so on for the others."""
     test: tuple[tuple[int, ...], ...]
@@ -93,6 +105,8 @@ class Agreement(BaseModel):
     names: tuple[str, ...]
     backbone: Backbone | None = None
     """A pretrained backbone, which each has by itself."""
+    targets: tuple[TargetPart, ...] = ()
+    """The numbers that are predicted; () where classes are."""
 
     @property
     def features(self) -> FeaturesPart | None:
@@ -113,7 +127,8 @@ class Agreement(BaseModel):
         class_T = torch.arange(len(self.classes)).repeat(len(rows))
         y_R = class_T.repeat_interleave(torch.tensor(rows).flatten())
         train, test, validation = (tuple(parts[k::3]) for k in range(3))
-        return data_of(self, name, empty(self), y_R, train, test, validation)
+        value_RD = torch.zeros(len(y_R), len(self.targets), dtype=torch.float64)
+        return data_of(self, name, empty(self), y_R, train, test, validation, value_RD)
 
     def among(self, names: Sequence[str]) -> Self:
         """The same for all sites of a federation; those that were not there have no samples yet."""
@@ -145,14 +160,15 @@ def empty(agreement: Agreement) -> Tensor:
 
 def data_of(
     agreement: Agreement, name: str, x_R: Tensor, y_R: Tensor, train: tuple[Tensor, ...], test: tuple[Tensor, ...],
-    validation: tuple[Tensor, ...],
+    validation: tuple[Tensor, ...], value_RD: Tensor | None = None,
 ) -> FederatedData:  # fmt: skip
-    """Clients' data in the agreed form."""
+    """Clients' data in the agreed form; ``value_RD`` are the numbers to predict, if they are."""
     inputs, classes, names = agreement.inputs, agreement.classes, agreement.names
     data = FederatedData(
         name, x_R, y_R, train, test, len(classes), classes, inputs.mean, inputs.std, ("",) * len(names), names,
         encodings=inputs.columns, validation=validation if any(map(len, validation)) else (), sizes=inputs.ids or 0,
         tokens=None if inputs.tokens is None else inputs.tokens.tokens, channels=inputs.channels,
+        targets=None if value_RD is None else targets.targets_of(agreement.targets, value_RD),
     )  # fmt: skip
     if (backbone := agreement.backbone) is None or (features := backbone.features) is None:
         return data
@@ -180,10 +196,13 @@ def common_form(offers: Mapping[str, Offer], task: TaskName | None = None) -> tu
             raise InputError(
                 f"{first} has {what[0]} and {site} has {what[1]}: all sites need samples of one kind and size"
             )
+    predicted = targets.common_names(offers)
     classes = tuple(in_order({name for offer in offers.values() for name in offer.classes}))
-    if len(classes) < 2:
+    if predicted:
+        classes = ("+".join(predicted),)
+    elif len(classes) < 2:
         raise InputError(f"all samples of all sites are of the class {classes[0]!r}: two classes or more are needed")
-    if one.kind == "table":
+    if one.kind == "table" and not predicted:
         check_amounts("the target of all sites together", classes, task)
     if wrong := next((site for site, other in offers.items() if other.channels != one.channels), None):
         raise InputError(
@@ -218,6 +237,7 @@ def unknown_texts(agreement: Agreement, site: str, offer: Offer) -> list[str]:
     whole = Offer(
         kind=inputs.kind, shape=() if inputs.kind == "table" else inputs.shape, columns=there,
         classes=agreement.classes, tokens=inputs.tokens, channels=inputs.channels,
+        targets=tuple(target.name for target in agreement.targets),
     )  # fmt: skip
     _, classes = common_form({"the run": whole, site: offer}, "classification")  # which was decided at the start
     _scales(there, {"the other sites": whole.model_copy(update={"scales": agreement.inputs.scales}), site: offer}, site)
@@ -252,7 +272,7 @@ def _scales(columns: Sequence[Encoding], offers: Mapping[str, Offer], site: str 
     """
     scales, clashes = [], []
     for column in columns:
-        by = _by_site(column.name, offers)
+        by = by_site(column.name, offers)
         scales.append(units.common_scale(list(by.values())))
         if (far := units.apart(column.name, by, site)) is not None:
             clashes.append((column.name, far))
@@ -265,7 +285,7 @@ def _scales(columns: Sequence[Encoding], offers: Mapping[str, Offer], site: str 
     return tuple(scales)
 
 
-def _by_site(name: str, offers: Mapping[str, Offer]) -> dict[str, Scale]:
+def by_site(name: str, offers: Mapping[str, Offer]) -> dict[str, Scale]:
     """What sites say of the numbers of a column."""
     return {
         site: scale
@@ -273,39 +293,6 @@ def _by_site(name: str, offers: Mapping[str, Offer]) -> dict[str, Scale]:
         for column, scale in zip(offer.columns, offer.scales, strict=False)
         if column.name == name and column.kind == "number"
     }
-
-
-def remarks(inputs: Inputs, offers: Mapping[str, Offer]) -> list[str]:
-    """Sentences about what sites should look at: columns that one lacks, classes that only one has, hidden gaps."""
-    features, sentences = {column.name for column in inputs.columns}, list[str]()
-    lacking: dict[tuple[str, ...], list[str]] = {}
-    for name in dict.fromkeys(column.name for offer in offers.values() for column in offer.columns):
-        without = tuple(site for site, offer in offers.items() if name not in {c.name for c in offer.columns})
-        if without and name not in features:
-            lacking.setdefault(without, []).append(name)
-    for without, names in lacking.items():
-        sentences.append(
-            f"column{'s' if len(names) > 1 else ''} {listed(map(repr, names), 10)} {'are' if len(names) > 1 else 'is'} "
-            f"not used, because {listed(without, 5)} {'have' if len(without) > 1 else 'has'} none of this name"
-        )
-    for site, offer in offers.items():
-        others = {name for other, one in offers.items() if other != site for name in one.classes}
-        if len(offers) > 1 and not others & set(offer.classes):
-            sentences.append(
-                f"no class of {site} ({listed(offer.classes, 5)}) is one of another site's "
-                f"({listed(in_order(others), 5)}): if they mean the same, write them in one way"
-            )
-    return sentences + hidden_gaps(inputs.columns, offers)
-
-
-def hidden_gaps(columns: Sequence[Encoding], offers: Mapping[str, Offer]) -> list[str]:
-    """Sentences about sites where 0 may stand for a missing value."""
-    return [
-        f"column {column.name!r} at {site} is 0 in most rows, and hardly ever at the other sites: if 0 stands for a "
-        "missing value, leave these cells empty there"
-        for column in columns
-        for site in units.hidden_gaps(_by_site(column.name, offers))
-    ]
 
 
 def _common_encoding(name: str, by: Mapping[str, Encoding]) -> Encoding:
@@ -334,7 +321,7 @@ def _common_encoding(name: str, by: Mapping[str, Encoding]) -> Encoding:
 
 def agree(
     inputs: Inputs, classes: Sequence[str], sums: Mapping[str, Sums], normalise: str,
-    backbone: Backbone | None = None, *, frozen: bool = False,
+    backbone: Backbone | None = None, *, frozen: bool = False, predicted: Sequence[str] = (),
 ) -> Agreement:  # fmt: skip
     """The agreement with mean and standard deviation per feature or channel, over all sites' training samples.
 
@@ -346,6 +333,10 @@ def agree(
             images to [0, 1]; else the numbers of the training samples count.
         backbone: a pretrained one.
         frozen: whether it makes features, of which the sums are then.
+        predicted: the names of the numbers that are predicted, if they are.
+
+    Raises:
+        InputError: one of these is the same in all training samples.
     """
     width = len(next(iter(sums.values())).sum_F)
     count, total, square = (
@@ -372,6 +363,7 @@ def agree(
         test=tuple(tuple(s.test_C.tolist()) for s in sums.values()),
         validation=tuple(tuple(s.validation_C.tolist()) for s in sums.values()),
         names=tuple(sums),
+        targets=targets.parts_of(predicted, [*sums.values()]),
     )
 
 

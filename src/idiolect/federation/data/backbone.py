@@ -59,12 +59,12 @@ def check(study: Study, digest: str) -> None:
         )
 
 
-def check_samples(study: Study, form: Inputs, classes: int) -> None:
+def check_samples(study: Study, form: Inputs, outputs: int) -> None:
     """Raise InputError unless the study's network, or its frozen backbone, takes samples of this form."""
     if is_frozen(study):
         pretrained.check_inputs(pretrained.settings_of(pretrained.spec_of(study.model)), form)
     else:
-        models.build(study.model, form, classes)
+        models.build(study.model, form, outputs)
 
 
 def width_of(study: Study, channels: int) -> int:

@@ -12,12 +12,12 @@ import pandas as pd
 import torch
 from torch import Tensor
 
-from idiolect.core.errors import InputError
+from idiolect.core.errors import InputError, listed
 from idiolect.core.inputs import is_integer
 from idiolect.core.objectives import TaskName
 from idiolect.data import FederatedData
 from idiolect.data.custom import dates, images, streaming, tables
-from idiolect.data.custom.columns import check_amounts, codes, columns_to_drop, find_target
+from idiolect.data.custom.columns import check_amounts, codes, columns_to_drop, targets_in
 from idiolect.data.custom.form import Form
 from idiolect.data.custom.identifiers import look_at_numbers
 from idiolect.data.custom.names import look
@@ -37,10 +37,11 @@ from idiolect.deploy.schema import Inputs, Scale, TokensPart
 from idiolect.deploy.units import scale_of
 from idiolect.federation.data.agreement import Agreement, Offer, Sums, data_of
 from idiolect.federation.data.division import divide
+from idiolect.federation.data.targets import values_of
 from idiolect.studies import Study
 from idiolect.studies.backbones import encoder_of
 
-# N samples of this site, F features or channels, C classes
+# N samples of this site, F features or channels, C classes, D numbers of a target
 
 SAID = 20
 """Numbers of a column, neither missing nor 0, from which a site says how large they are."""
@@ -62,6 +63,13 @@ class SiteSamples(NamedTuple):
     """Which samples belong together, int64; None where each stands for itself."""
     raw_N: Tensor | None = None
     """Where there are features, what they are made of, as stored."""
+    value_ND: Tensor | None = None
+    """The numbers to predict, float64; None where there are classes."""
+
+    @property
+    def truth_N(self) -> Tensor:
+        """What is predicted: labels, or numbers (N, D)."""
+        return self.y_N if self.value_ND is None else self.value_ND
 
     @property
     def own_N(self) -> Tensor:
@@ -74,7 +82,8 @@ class SiteFiles:
 
     Args:
         where: a table, or a folder of images.
-        target: the column of labels, or a question as ``num>0``; folders of classes need none.
+        target: the column of labels, or a question as ``num>0``; folders of classes need none. Of numbers to predict
+            the column, or several joined by +.
         test: further samples to test on; None takes a fifth of all, drawn at random.
         drop: columns to leave out.
         as_is: columns whose numbers are right although they look like those of another unit.
@@ -95,7 +104,7 @@ class SiteFiles:
         self.where, self._as_is, self._target, self._drop = str(where), tuple(as_is), target, drop
         self._places = (where, *([test] if test is not None else []))
         self._parts = self._read(None)
-        self._labels = [find_target([str(c) for c in p.frame], target, self.where) for p in self._parts]
+        self._goals = [targets_in([str(c) for c in p.frame], target, self.where) for p in self._parts]
         self._read_images: list[Tensor] = []
         self._read_texts: list[Part] = []
 
@@ -108,7 +117,7 @@ class SiteFiles:
         """A part without the columns to leave out and marks of missing values, and with the answers to the target."""
         part = _without(part._replace(frame=self._form.known(part.frame)), self._drop, where)
         frame = answered(part.frame, self._target, where)
-        features = {str(c) for c in frame} - {str(self._target)}
+        features = {str(c) for c in frame}.difference(targets_in([str(c) for c in frame], self._target, where))
         return part._replace(frame=self._form.known_features(frame, features))
 
     def __len__(self) -> int:
@@ -121,7 +130,8 @@ class SiteFiles:
             InputError: there is no such column.
         """
         if usual not in self._groups:
-            frame, label = self._parts[0].frame, self._labels[0]
+            label, *more = self._goals[0]
+            frame = self._parts[0].frame.drop(columns=more)
             self._groups[usual] = group_of(frame, label, self._group_column, usual, self.where, "the study")
         return self._groups[usual]
 
@@ -131,46 +141,67 @@ class SiteFiles:
         """What the site says of them before anything is agreed.
 
         Args:
-            task: that of the study; "classification" says that many different numbers of the target are classes.
+            task: that of the study; None takes classes, unless they look like numbers to predict.
             reading: which columns the study takes as texts, and how these become ids.
             group: the study's column of groups, which is no feature.
 
         Raises:
-            InputError: a column cannot be a feature, a label is missing, or the target looks like an amount.
+            InputError: a column cannot be a feature, a label is missing, or the target looks like an amount and the
+                task is not said.
         """
-        names: set[str] = set()
-        for part, label in zip(self._parts, self._labels, strict=True):
-            y_N, there = codes(part.frame[label], f"the target {label!r}")
-            look(f"the target {label!r} of {self.where}", "class", y_N, there)
-            names |= set(there)
-        train, label = self._parts[0], self._labels[0]
+        goal = self._offered_numbers() if task == "regression" else {"classes": self._classes(task, reading)}
+        train = self._parts[0]
         reading.check()
         if reading.columns is not None:
             tokens = tokens_of(reading.tokens, reading.most, self._text_columns(reading))
             look_at_texts(self._ids(tokens, 0), tokens, self.where, advice=False)
             how = TokensPart(columns=tokens.columns, encoder=tokens.encoder.name, most=tokens.most)
-            return Offer(kind="texts", shape=(tokens.most,), tokens=how, classes=tuple(sorted(names)))
-        if train.pictures is None:
-            check_amounts(f"the target {label!r} of {self.where}", sorted(names), task)
+            return Offer(kind="texts", shape=(tokens.most,), tokens=how, **goal)
         if train.pictures is not None:
             shape = tuple(self._pixels()[0].shape[1:])
-            return Offer(kind="images", shape=shape, classes=tuple(sorted(names)))
-        rest = train.frame.drop(columns=[label, *filter(None, [self.group(group)])])
+            return Offer(kind="images", shape=shape, **goal)
+        rest = train.frame.drop(columns=[*self._goals[0], *filter(None, [self.group(group)])])
         channels = tuple(str(c) for c in rest)
         if list_columns(rest, channels):
             shape = tuple(windows(rest, channels, self.where).shape[1:])
-            return Offer(kind="windows", shape=shape, channels=channels, classes=tuple(sorted(names)))
+            return Offer(kind="windows", shape=shape, channels=channels, **goal)
         look_at_numbers({str(c): rest[c] for c in rest}, np.zeros(len(rest), np.int64), clients=False)
         rest, names_of_features, further = dates.expanded(rest, [str(c) for c in rest])
         columns = tuple(_columns(rest[names_of_features], further))
         scales = tuple(self._scale(rest, column) for column in columns)
-        return Offer(kind="table", columns=columns, scales=scales, classes=tuple(sorted(names)))
+        return Offer(kind="table", columns=columns, scales=scales, **goal)
+
+    def _classes(self, task: TaskName | None, reading: Reading) -> tuple[str, ...]:
+        """The names of the classes that occur."""
+        names: set[str] = set()
+        for part, goal in zip(self._parts, self._goals, strict=True):
+            if len(goal) > 1:
+                raise InputError(
+                    f"target {listed(goal)} has {len(goal)} columns, and classes are in one: give one, or write "
+                    "task: regression in the study"
+                )
+            y_N, there = codes(part.frame[goal[0]], f"the target {goal[0]!r}")
+            look(f"the target {goal[0]!r} of {self.where}", "class", y_N, there)
+            names |= set(there)
+        if self._parts[0].pictures is None and reading.columns is None:
+            check_amounts(f"the target {self._goals[0][0]!r} of {self.where}", sorted(names), task)
+        return tuple(sorted(names))
+
+    def _offered_numbers(self) -> dict[str, Any]:
+        """The names of the numbers to predict, and how large they are."""
+        names = tuple(self._goals[0])
+        both = zip(names, self._values().T.numpy(), strict=True)
+        scales = tuple(Scale() if name in self._as_is else scale_of(value_N, SAID) for name, value_N in both)
+        return {"classes": ("+".join(names),), "targets": names, "target_scales": scales}
+
+    def _values(self) -> Tensor:
+        return values_of([part.frame for part in self._parts], self._goals[0], self.where)
 
     def _text_columns(self, reading: Reading) -> list[str]:
-        part, label = self._parts[0], self._labels[0]
+        part, goal = self._parts[0], set(self._goals[0])
         names = reading.names([str(c) for c in part.frame], self.where)
-        if part.pictures is not None or label in names:
-            what = "has images" if part.pictures is not None else f"has the target in {label!r}"
+        if part.pictures is not None or goal.intersection(names):
+            what = "has images" if part.pictures is not None else f"has the target in {listed(goal)}"
             raise InputError(f"text: {self.where} {what}, and this study learns from texts: give a table with both")
         return names
 
@@ -189,20 +220,24 @@ class SiteFiles:
     def encode(
         self, inputs: Inputs, classes: Sequence[str], seed: int, number: int, *, look: bool, validation: float = 0.0,
         group: str | None = None, way: Splitting = Splitting(),  # noqa: B008  immutable
+        task: TaskName | None = None,
     ) -> SiteSamples:  # fmt: skip
         """The samples in an agreed form; ``look`` says if numbers that look like those of another unit are refused.
 
         ``validation`` is the share of the training samples that is kept for validation, drawn as in a simulation.
-        ``group`` is the study's column of groups, and ``way`` how it divides samples.
+        ``group`` is the study's column of groups, ``way`` how it divides samples, and ``task`` what it learns.
 
         Raises:
             InputError: they do not fit it, or cannot be divided so.
         """
         x, y, column = [], [], self.group(group)
-        for k, (part, label) in enumerate(zip(self._parts, self._labels, strict=True)):
-            y.append(torch.from_numpy(labels(part.frame[label], classes, self.where)))
-            x.append(self._features(k, inputs, [label, *filter(None, [column])], look))
-        x_N, y_N, group_N = torch.cat(x), torch.cat(y), None
+        value_ND = self._values() if task == "regression" else None
+        for k, (part, goal) in enumerate(zip(self._parts, self._goals, strict=True)):
+            if value_ND is None:
+                y.append(torch.from_numpy(labels(part.frame[goal[0]], classes, self.where)))
+            x.append(self._features(k, inputs, [*goal, *filter(None, [column])], look))
+        x_N, group_N = torch.cat(x), None
+        y_N = torch.cat(y) if y else torch.zeros(len(x_N), dtype=torch.int64)
         if column is not None:
             values = pd.concat([part.frame[column] for part in self._parts], ignore_index=True)
             group_N = group_numbers(values, column, self.where)
@@ -211,7 +246,7 @@ class SiteFiles:
             seed=seed, number=number, where=self.where,
         )  # fmt: skip
         train_N, test_N, validation_N = map(torch.from_numpy, parts)
-        return SiteSamples(x_N, y_N, train_N, test_N, validation_N, group_N)
+        return SiteSamples(x_N, y_N, train_N, test_N, validation_N, group_N, value_ND=value_ND)
 
     def _features(self, k: int, inputs: Inputs, beside: Sequence[str], look: bool) -> Tensor:
         part = self._parts[k]
@@ -249,7 +284,7 @@ def reading_of(study: Study) -> Reading:
 def division_of(study: Study) -> dict[str, Any]:
     """How a study divides a site's samples, as ``SiteFiles.encode`` takes it."""
     way = splitting_of(study.split)
-    return {"validation": study.protocol.validation, "group": study.group_column, "way": way}
+    return {"validation": study.protocol.validation, "group": study.group_column, "way": way, "task": study.task}
 
 
 def _without(part: Part, drop: Sequence[str], where: str) -> Part:
@@ -273,7 +308,7 @@ def _columns(frame: pd.DataFrame, further: Collection[str]) -> Iterator[Encoding
 
 
 def sums(samples: SiteSamples, classes: int) -> Sums:
-    """Counts of classes, and sums over the training samples."""
+    """Counts of classes, and sums over the training samples of features and of the numbers to predict."""
     x_N = samples.x_N[samples.train_N] if not is_integer(samples.x_N) else torch.zeros(1, 0)  # ids have no mean
     x = x_N.double() / (255 if x_N.dtype == torch.uint8 else 1)
     axes = [a for a in range(x.ndim) if a != 1]
@@ -281,10 +316,14 @@ def sums(samples: SiteSamples, classes: int) -> Sums:
         torch.bincount(samples.y_N[part_N], minlength=classes)
         for part_N in (samples.train_N, samples.test_N, samples.validation_N)
     )
-    return Sums(
+    result = Sums(
         train_C, test_C, validation_C,
         (~x.isnan()).double().sum(axes), x.nansum(axes), x.square().nansum(axes),
     )  # fmt: skip
+    if samples.value_ND is None:
+        return result
+    value_ND = samples.value_ND[samples.train_N]
+    return result._replace(target_sum_D=value_ND.sum(0), target_square_D=value_ND.square().sum(0))
 
 
 def alone(samples: SiteSamples, agreement: Agreement, number: int, name: str) -> FederatedData:
@@ -295,5 +334,5 @@ def alone(samples: SiteSamples, agreement: Agreement, number: int, name: str) ->
         tuple(part_N if k == number else none for k in clients)
         for part_N in (samples.train_N, samples.test_N, samples.validation_N)
     )
-    data = data_of(agreement, name, samples.x_N, samples.y_N, train, test, validation)
+    data = data_of(agreement, name, samples.x_N, samples.y_N, train, test, validation, samples.value_ND)
     return dataclasses.replace(data, group_R=samples.group_N)

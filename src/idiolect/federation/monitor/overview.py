@@ -47,8 +47,8 @@ class _Site:
     """Rounds in which it should take part."""
     contributions: int = 0
     """Those in which its upload counted."""
-    accuracy: dict[str, dict[str, Any]] = field(default_factory=dict)
-    """By method: seed and round of the last evaluation, and the accuracy at each stage."""
+    scores: dict[str, dict[str, Any]] = field(default_factory=dict)
+    """By method: seed and round of the last evaluation, and the score at each stage."""
 
 
 class Overview(Watcher):
@@ -81,7 +81,7 @@ class Overview(Watcher):
         self._open: dict[str, _Question] = {}
         self._progress: dict[Key, int] = {}
         self._ends: dict[Key, int] = {}  # of methods that stopped early
-        self._total = 0
+        self._total, self._by = 0, ACCURACY
         self._current: Key | None = None
         self._rounds: deque[dict[str, Any]] = deque(maxlen=_SHOWN)
         self._alarms: deque[dict[str, Any]] = deque(maxlen=_SHOWN)
@@ -140,7 +140,7 @@ class Overview(Watcher):
     def plan(self, rounds: int, done: Mapping[Key, int], engine: Engine, by: Score = ACCURACY) -> None:
         """Know how many rounds there are."""
         with self._lock:
-            self._total, self._progress = rounds, dict(done)
+            self._total, self._progress, self._by = rounds, dict(done), by
 
     def start(self, label: str, seed: int, done: int) -> None:
         """Know which method runs."""
@@ -157,17 +157,17 @@ class Overview(Watcher):
                 site = self._sites[numbers[client]]
                 site.rounds, site.contributions = site.rounds + 1, site.contributions + (client in contributors)
             for r in records:
-                if r.metric == "accuracy" and r.value == r.value:
-                    accuracy = self._sites[numbers[r.client]].accuracy
-                    if (accuracy.get(label, {}).get("seed"), accuracy.get(label, {}).get("round")) != (seed, round):
-                        accuracy[label] = {"seed": seed, "round": round}
-                    accuracy[label][r.stage] = r.value
+                if r.metric == self._by.metric and r.value == r.value:
+                    scores = self._sites[numbers[r.client]].scores
+                    if (scores.get(label, {}).get("seed"), scores.get(label, {}).get("round")) != (seed, round):
+                        scores[label] = {"seed": seed, "round": round}
+                    scores[label][r.stage] = r.value
             before, self._bytes = self._bytes, self._traffic()
             down, up = (new - old for new, old in zip(self._bytes, before, strict=True))
             self._rounds.append(
                 {
                     "method": label, "seed": seed, "round": round, "seconds": now - self._since, "down": down,
-                    "up": up, "asked": len(contributors | silent), "counted": len(contributors), "accuracy": None,
+                    "up": up, "asked": len(contributors | silent), "counted": len(contributors), "score": None,
                 }
             )  # fmt: skip
             self._since = now
@@ -175,7 +175,7 @@ class Overview(Watcher):
     def advance(self, label: str, seed: int, round: int, score: float | None) -> None:
         """A round has ended."""
         with self._lock:
-            self._rounds[-1]["accuracy"] = score
+            self._rounds[-1]["score"] = score
             self._progress[label, seed] = round
 
     def diverged(self, label: str, seed: int, round: int) -> None:
@@ -205,7 +205,10 @@ class Overview(Watcher):
             self._alarms.append(alarm)
 
     def status(self) -> dict[str, Any]:
-        """All of it as plain values; times are seconds, ``at`` and ``now`` in Unix time."""
+        """All of it as plain values; times are seconds, ``at`` and ``now`` in Unix time.
+
+        ``metric`` names the score by which methods are judged, and so do the fields that hold it.
+        """
         with self._lock:
             label, seed = self._current or (None, None)
             here = None if self._current is None else self._progress.get(self._current, 0)
@@ -217,10 +220,11 @@ class Overview(Watcher):
                 "seed": seed,
                 "round": here,
                 "rounds": self._total,
+                "metric": self._by.metric,
                 "done": sum(self._progress.values()),
                 "of": sum(self._ends.get(cell, self._total) for cell in self._progress),
                 "sites": [self._site_status(name, self._sites[name], questions.get(name)) for name in self._names_of()],
-                "latest": list(self._rounds)[::-1],
+                "latest": [self._by.named(one) for one in reversed(self._rounds)],
                 "alarms": list(self._alarms)[::-1],
             }
 
@@ -247,5 +251,5 @@ class Overview(Watcher):
             "up": site.up,
             "asked": site.rounds,
             "counted": site.contributions,
-            "accuracy": {label: dict(values) for label, values in site.accuracy.items()},
+            self._by.metric: {label: dict(values) for label, values in site.scores.items()},
         }

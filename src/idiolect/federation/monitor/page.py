@@ -20,6 +20,7 @@ from typing import Any, Self
 import jinja2
 from markupsafe import Markup
 
+from idiolect.core.objectives import SCORES
 from idiolect.federation.events import Events
 from idiolect.federation.link.exchange import Request, Response
 from idiolect.federation.link.web import Server
@@ -114,11 +115,13 @@ def place(text: str) -> tuple[str, int]:
 
 def render(status: Mapping[str, Any]) -> str:
     """The page as one document that contains all it needs."""
-    accuracies = [site["accuracy"] for site in status["sites"]]
-    methods = list(dict.fromkeys(label for accuracy in accuracies for label in accuracy))
-    before = any("received" in stages for accuracy in accuracies for stages in accuracy.values())
+    by = SCORES[status["metric"]]
+    scores = [site[by.metric] for site in status["sites"]]
+    methods = list(dict.fromkeys(label for of_site in scores for label in of_site))
+    before = any("received" in stages for of_site in scores for stages in of_site.values())
     fixed = {"doing": _DOING, "refresh": REFRESH, "css": Markup(_css()), "script": Markup(_script())}
-    return _template().render(status, methods=methods, before=before, **fixed)
+    name = by.name[0].upper() + by.name[1:]
+    return _template().render(status, methods=methods, before=before, by=by, score_name=name, **fixed)
 
 
 def _text(status: HTTPStatus, kind: str, text: str, more: Mapping[str, str] | None = None) -> Response:
@@ -155,7 +158,7 @@ def _template() -> jinja2.Template:
         loader=jinja2.FunctionLoader(lambda name: _file("federation.monitor", name)), autoescape=True,
         undefined=jinja2.StrictUndefined, trim_blocks=True, lstrip_blocks=True,
     )  # fmt: skip
-    environment.filters |= {"duration": _duration, "size": _size, "clock": _clock, "percent": _percent}
+    environment.filters |= {"duration": _duration, "size": _size, "clock": _clock}
     return environment.get_template("page.html")
 
 
@@ -194,7 +197,3 @@ def _clock(at: float) -> str:
         return time.strftime("%d %b %H:%M:%S", time.localtime(at))
     except (OverflowError, ValueError, OSError):  # a broken line of the file of events
         return "–"
-
-
-def _percent(share: float | None) -> str:
-    return "–" if share is None else f"{100 * share:.1f}"

@@ -12,6 +12,7 @@ import torch
 from idiolect.core import tree
 from idiolect.core.errors import blame
 from idiolect.core.method import Method, Up
+from idiolect.core.objectives import TaskName
 from idiolect.data import FederatedData
 from idiolect.federation.data.agreement import Sums
 from idiolect.federation.messages import Message, Refusal, trees_of
@@ -31,7 +32,8 @@ def upload_form(method: Method, data: FederatedData, name: str) -> Up:
         RunError: the method raised.
     """
     with blame(f"{name}, on synthetic samples"):
-        samples = trial.samples(data.inputs, data.classes, 2 * data.classes, images=data.has_images)
+        rows = 2 * max(data.outputs, 2)
+        samples = trial.samples(data.inputs, data.outputs, rows, images=data.has_images, task=data.task)
         return trial.trial(method, samples).ups[0]
 
 
@@ -60,14 +62,19 @@ def local_result(message: Message, like: Up, round: int, samples: int) -> LocalR
     return LocalResult(torch.tensor(round), up, info)
 
 
-def sums_of(message: Message, classes: int, features: int) -> Sums:
+def sums_of(message: Message, like: Sums) -> Sums:
     """What a site says of its samples once features and classes are agreed.
+
+    Args:
+        message: the site's.
+        like: sums of the right form.
 
     Raises:
         Refusal: an array has another shape or type, or a number is not possible.
     """
-    result = Sums(**trees_of(message.arrays, {"sums": Sums.like(classes, features)._asdict()})["sums"])
-    if tree.not_finite(result) is not None or any(bool((a < 0).any()) for a in (*result[:4], result.square_F)):
+    result = Sums(**trees_of(message.arrays, {"sums": like._asdict()})["sums"])
+    never_negative = tree.leaves((*result[:4], result.square_F, result.target_square_D))
+    if tree.not_finite(result) is not None or any(bool((a < 0).any()) for a in never_negative):
         raise Refusal("a sum over its samples is not finite, or a number of samples is negative")
     train, test, validation = (float(a.double().sum()) for a in result[:3])
     if not 1 <= train <= _SAMPLES or max(test, validation) > _SAMPLES:
@@ -85,8 +92,8 @@ def report_of(message: Message) -> dict[str, float]:
     return _numbers(message.about.get("info"), "info")
 
 
-def evaluation_result(message: Message) -> EvaluationResult | None:
-    """What a site measured; None where its policy keeps this to itself.
+def evaluation_result(message: Message, task: TaskName = "classification") -> EvaluationResult | None:
+    """What a site measured of what is learnt; None where its policy keeps this to itself.
 
     Raises:
         Refusal: it is not in order.
@@ -99,6 +106,8 @@ def evaluation_result(message: Message) -> EvaluationResult | None:
     values = dict(about)
     more = _numbers(values.pop("measures", {}), "measures", gaps=True)
     numbers = _numbers(values, "measured", gaps=True)
+    if task == "regression":
+        return _of_numbers(numbers, more)
     if not {"accuracy", "loss", "calibration_error", "brier"} <= numbers.keys() <= set(EvaluationResult._fields):
         raise Refusal("it holds other measurements")
     for name, what in (("accuracy", "an accuracy"), ("validation_accuracy", "a validation accuracy")):
@@ -107,6 +116,21 @@ def evaluation_result(message: Message) -> EvaluationResult | None:
     if len(_ON_VALIDATION & numbers.keys()) == 1:
         raise Refusal("it holds only one of its two numbers of validation samples")
     return EvaluationResult(**numbers, measures=more or None)  # type: ignore[arg-type]
+
+
+def _of_numbers(numbers: Mapping[str, float], more: Mapping[str, float]) -> EvaluationResult:
+    """The measures of predicted numbers."""
+    if not {"loss"} <= numbers.keys() <= {"loss", "validation_loss"} or not {"mse", "mae"} <= more.keys():
+        raise Refusal("it holds other measurements")
+    errors = [name for name in more if name.removeprefix("validation_").startswith(("mse", "mae"))]
+    for name in (*errors, *more):
+        if more[name] < 0 and name in errors:
+            raise Refusal(f"a {name} of {more[name]:g} is not possible")
+        if more[name] > 1 and name.removeprefix("validation_") == "r2":
+            raise Refusal(f"an {name} of {more[name]:g} is not possible")
+    if ("validation_loss" in numbers) != ("validation_mse" in more):
+        raise Refusal("it holds only some of its numbers of validation samples")
+    return EvaluationResult(**numbers, measures=more)  # type: ignore[arg-type]
 
 
 def _numbers(values: Any, what: str, *, gaps: bool = False) -> dict[str, float]:

@@ -10,8 +10,9 @@ from typing import Any, NamedTuple
 
 from idiolect.core.errors import InputError, Interrupted, option
 from idiolect.data import manifest
-from idiolect.federation.data.agreement import Offer, Sums, agree, common_form, remarks, texts_of
+from idiolect.federation.data.agreement import Offer, Sums, agree, common_form, texts_of
 from idiolect.federation.data.backbone import Backbone, check, check_samples, width_of
+from idiolect.federation.data.remarks import remarks
 from idiolect.federation.events import FILE, Events
 from idiolect.federation.messages import Message, Refusal
 from idiolect.federation.rounds import checks
@@ -151,7 +152,8 @@ def _agreement(talk: Conversation, study: SiteStudy, terms: Terms, stop: Callabl
     by_site = {talk.sites[i]: offer for i, offer in offers.items()}
     try:
         inputs, classes = common_form(by_site, study.task)
-        check_samples(study, inputs.form, len(classes))
+        predicted = next(iter(offers.values())).targets
+        check_samples(study, inputs.form, len(predicted or classes))
     except InputError as error:  # who can mend it is at a site
         talk.ask(
             {i: Question(about("ended", text, run_id, i) | {"why": str(error)}, {}) for i in offers},
@@ -163,11 +165,16 @@ def _agreement(talk: Conversation, study: SiteStudy, terms: Terms, stop: Callabl
         say(sentence)
     features = {"inputs": inputs.model_dump(mode="json"), "classes": list(classes), "remarks": sentences}
     width = width_of(study, len(inputs.mean))
-    site_sums: dict[int, Sums] = ask("inputs", offers, lambda i, m: checks.sums_of(m, len(classes), width), features)
+    form = Sums.like(len(classes), width, len(predicted))
+    site_sums: dict[int, Sums] = ask("inputs", offers, lambda i, m: checks.sums_of(m, form), features)
     by_name = {talk.sites[i]: sums for i, sums in site_sums.items()}
-    agreement = agree(inputs, classes, by_name, normalise_of(study), backbone, frozen=is_frozen(study))
+    agreement = agree(
+        inputs, classes, by_name, normalise_of(study), backbone, frozen=is_frozen(study), predicted=predicted
+    )
     texts = texts_of(inputs, list(site_sums.values()))
-    study.task_of(agreement.federation(study.name))  # which must be possible before anything is written
+    data = agreement.federation(study.name)
+    for _, job in study.with_agreement(data).jobs(data):
+        job.build()  # which must be possible before anything is written
     site_run = SiteRun(text, run_id, agreement.among(talk.sites), secrets.randbits(62), texts)
     ask("begin", site_sums, lambda i, m: None, {"agreement": site_run.agreement.model_dump(mode="json")})
     for i in range(count):

@@ -130,7 +130,7 @@ class Session:
             on_answer(message)
             if phase == "local":
                 return checks.local_result(message, self._like, round, engine.samples(i))
-            return checks.evaluation_result(message)
+            return checks.evaluation_result(message, job.data.task)
 
         before, start = self.seconds, time.monotonic()
         least = min(engine.patience.least, len(ids)) if phase == "local" else 0

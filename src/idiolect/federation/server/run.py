@@ -16,7 +16,7 @@ from idiolect.core.version import __version__
 from idiolect.data import manifest
 from idiolect.deploy.make import frequent
 from idiolect.deploy.schema import Inputs
-from idiolect.federation.data.agreement import Agreement, Offer, texts_of, unknown_texts
+from idiolect.federation.data.agreement import Agreement, Offer, Sums, texts_of, unknown_texts
 from idiolect.federation.data.backbone import Backbone
 from idiolect.federation.events import Events
 from idiolect.federation.messages import Message, Refusal
@@ -127,7 +127,8 @@ class Joining:
             return [self._question("inputs", client, features, on_sums)]
 
         def on_sums(message: Message) -> list[Question]:
-            sums = checks.sums_of(message, len(agreement.classes), agreement.width)
+            form = Sums.like(len(agreement.classes), agreement.width, len(agreement.targets))
+            sums = checks.sums_of(message, form)
             more = texts_of(agreement.inputs, [sums])
             texts = tuple(a + b for a, b in zip(self.site_run.texts, more, strict=True))
             self.site_run = self.site_run._replace(

@@ -215,12 +215,12 @@ def keep(
         RunError: the disk is full or the folder cannot be written.
     """
     assert measures.p_NC is not None
-    y_N = samples.y_N[samples.test_N]
+    y_N = samples.truth_N[samples.test_N]
     arrays = by_path("down", model.down) | by_path("client", model.client) | by_path("before", before)
     arrays |= {"test/p_NC": measures.p_NC, "test/y_N": y_N}
     group_N = None if samples.group_N is None else samples.group_N[samples.test_N]
     arrays |= {} if group_N is None else {"test/group_N": group_N}
-    if may_be_last(cell.study, round) and len(y_N) >= reference.LEAST:
+    if samples.value_ND is None and may_be_last(cell.study, round) and len(y_N) >= reference.LEAST:
         site = SiteModel(path.parent, _about(cell, round, measures.p_NC, y_N, group_N), "", cell, arrays)
         own = Samples(samples.x_N[samples.test_N], y_N, group_N)
         arrays |= _watched(site, own, measures.p_NC.argmax(1))
@@ -248,6 +248,8 @@ def read(path: Path, vault: Vault, cell: SiteCell, belongs: Mapping[str, Any]) -
     Raises:
         InputError: it has changed, belongs to something else, or the key is not the right one.
     """
+    if cell.agreement.targets:
+        raise InputError(f"{path} predicts numbers, and personal models of classes alone can be read as yet")
     message = vault.load(path, belongs, _FIX)
     try:
         round, mark = int(message.about["round"]), str(message.about["fingerprint"])
@@ -267,8 +269,8 @@ def read(path: Path, vault: Vault, cell: SiteCell, belongs: Mapping[str, Any]) -
 def fingerprint(samples: SiteSamples) -> str:
     """Names a site's samples, their labels and which of them are for tests."""
     digest = hashlib.sha256()
-    groups = () if samples.group_N is None else (samples.group_N,)
-    for array in (samples.own_N, *samples[1:5], *groups):
+    more = (array for array in (samples.group_N, samples.value_ND) if array is not None)
+    for array in (samples.own_N, *samples[1:5], *more):
         digest.update(f"{tuple(array.shape)} {array.dtype}".encode() + array.contiguous().numpy().tobytes())
     return digest.hexdigest()
 

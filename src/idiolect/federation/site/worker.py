@@ -316,8 +316,8 @@ class Worker:
         """Write what was predicted for the site's own test samples, if the study says so; it stays here."""
         if entry.study.save_predictions and not self._vault.encrypts:
             assert measures.p_NC is not None
-            y_N = entry.samples.y_N[entry.samples.test_N].numpy()
-            one = predictions.ClientPredictions(stage, self._number, y_N, measures.p_NC.numpy())
+            truth_N = entry.samples.truth_N[entry.samples.test_N].numpy()
+            one = predictions.ClientPredictions(stage, self._number, truth_N, measures.p_NC.numpy())
             predictions.save(folder, label, seed, [one], PRIVATE)
 
     def _upload(

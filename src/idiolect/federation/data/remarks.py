@@ -1,0 +1,45 @@
+"""What the people at sites should look at once their samples are compared."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+
+from idiolect.core.errors import listed
+from idiolect.data.custom.columns import in_order
+from idiolect.data.datasets.dataset import Encoding
+from idiolect.deploy import units
+from idiolect.deploy.schema import Inputs
+from idiolect.federation.data.agreement import Offer, by_site
+
+
+def remarks(inputs: Inputs, offers: Mapping[str, Offer]) -> list[str]:
+    """Sentences about what sites should look at: columns that one lacks, classes that only one has, hidden gaps."""
+    features, sentences = {column.name for column in inputs.columns}, list[str]()
+    lacking: dict[tuple[str, ...], list[str]] = {}
+    for name in dict.fromkeys(column.name for offer in offers.values() for column in offer.columns):
+        without = tuple(site for site, offer in offers.items() if name not in {c.name for c in offer.columns})
+        if without and name not in features:
+            lacking.setdefault(without, []).append(name)
+    for without, names in lacking.items():
+        sentences.append(
+            f"column{'s' if len(names) > 1 else ''} {listed(map(repr, names), 10)} {'are' if len(names) > 1 else 'is'} "
+            f"not used, because {listed(without, 5)} {'have' if len(without) > 1 else 'has'} none of this name"
+        )
+    for site, offer in offers.items():
+        others = {name for other, one in offers.items() if other != site for name in one.classes}
+        if len(offers) > 1 and not offer.targets and not others & set(offer.classes):
+            sentences.append(
+                f"no class of {site} ({listed(offer.classes, 5)}) is one of another site's "
+                f"({listed(in_order(others), 5)}): if they mean the same, write them in one way"
+            )
+    return sentences + hidden_gaps(inputs.columns, offers)
+
+
+def hidden_gaps(columns: Sequence[Encoding], offers: Mapping[str, Offer]) -> list[str]:
+    """Sentences about sites where 0 may stand for a missing value."""
+    return [
+        f"column {column.name!r} at {site} is 0 in most rows, and hardly ever at the other sites: if 0 stands for a "
+        "missing value, leave these cells empty there"
+        for column in columns
+        for site in units.hidden_gaps(by_site(column.name, offers))
+    ]

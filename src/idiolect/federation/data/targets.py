@@ -1,0 +1,109 @@
+"""Targets that are numbers: how sites agree on what is predicted, and by which mean and standard deviation."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping, Sequence
+from typing import TYPE_CHECKING
+
+import numpy as np
+import pandas as pd
+import torch
+from torch import Tensor
+
+from idiolect.core.errors import InputError, listed, option
+from idiolect.data.custom.target import numbers
+from idiolect.data.targets import Targets
+from idiolect.deploy import units
+from idiolect.deploy.schema import TargetPart
+
+if TYPE_CHECKING:
+    from idiolect.federation.data.agreement import Offer, Sums
+
+# N samples of a site, D numbers of a target
+
+_LEAST = 1e-6  # of the mean: a standard deviation below may be rounding of the sums
+
+
+def values_of(frames: Sequence[pd.DataFrame], columns: Sequence[str], where: str) -> Tensor:
+    """The numbers (N, D) of a site's samples, float64.
+
+    Args:
+        frames: its tables, one after another.
+        columns: of the target, by the names that the sites agree on.
+        where: the file, for messages.
+
+    Raises:
+        InputError: one is missing or infinite, or is a text.
+    """
+    by_column = [
+        np.concatenate([numbers(frame[column], f"target {column!r} of {where}") for frame in frames])
+        for column in columns
+    ]
+    return torch.from_numpy(np.stack(by_column, 1))
+
+
+def common_names(offers: Mapping[str, Offer]) -> tuple[str, ...]:
+    """The names of the numbers that all sites predict; () where they have classes.
+
+    Raises:
+        InputError: sites have other ones, or numbers that look like those of another unit.
+    """
+    (first, one), *_ = offers.items()
+    for site, other in offers.items():
+        if other.targets != one.targets:
+            raise InputError(
+                f"{first} predicts {_said(one.targets)} and {site} {_said(other.targets)}: the columns of the target "
+                f"need the same names at all sites, in one order; each site gives them with {option('target')}"
+            )
+    for name in one.targets:
+        scales = {
+            site: scale
+            for site, offer in offers.items()
+            for target, scale in zip(offer.targets, offer.target_scales, strict=False)
+            if target == name
+        }
+        if (far := units.apart(name, scales)) is not None:
+            raise InputError(
+                f"target {name!r} looks like another unit: {far}: convert it, or give {option('as_is', name)} at "
+                f"{', '.join(far.sites)} if the numbers are right"
+            )
+    return tuple(one.targets)
+
+
+def parts_of(names: Sequence[str], sums: Sequence[Sums]) -> tuple[TargetPart, ...]:
+    """The numbers that are predicted, with the mean and standard deviation over the training samples of all sites.
+
+    Args:
+        names: of the numbers.
+        sums: what each site says (``Sums``).
+
+    Raises:
+        InputError: a number is the same in all of them, or nearly so beside its size.
+    """
+    if not names:
+        return ()
+    count, parts = sum(int(one.train_C.sum()) for one in sums), []
+    mean_D = torch.stack([one.target_sum_D for one in sums]).sum(0) / count
+    variance_D = torch.stack([one.target_square_D for one in sums]).sum(0) / count - mean_D.square()
+    for name, mean, variance in zip(names, mean_D.tolist(), variance_D.tolist(), strict=True):
+        std = math.sqrt(max(variance, 0.0))
+        if std <= _LEAST * abs(mean):
+            raise InputError(
+                f"target {name} is the same number in all training samples of all sites, or differs by less than a "
+                f"millionth of its mean of {mean:.6g}: take another target, or subtract a number from it at every site"
+            )
+        parts.append(TargetPart(name=name, mean=mean, std=std))
+    return tuple(parts)
+
+
+def targets_of(parts: Sequence[TargetPart], value_RD: Tensor) -> Targets | None:
+    """Numbers with the agreed mean and standard deviation; None where there are classes."""
+    if not parts:
+        return None
+    names, mean, std = zip(*((part.name, part.mean, part.std) for part in parts), strict=True)
+    return Targets(value_RD, names, mean, std)
+
+
+def _said(names: Sequence[str]) -> str:
+    return listed(map(repr, names), 5) if names else "classes"
