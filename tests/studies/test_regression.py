@@ -22,6 +22,8 @@ from idiolect.core.method import SGD, Data, Reduced, Task, Training
 from idiolect.core.network import Network
 from idiolect.core.objectives import OBJECTIVES
 from idiolect.runs import reader
+from idiolect.simulation import errors_of_numbers
+from idiolect.statistics.conformal import OF_INTERVALS
 from idiolect.training import trial
 
 OF_CLASSES = {"fedcr", "fedlda", "fedpac", "fedproto", "fedrod", "fedsr", "knnper", "pfedfda"}
@@ -192,6 +194,55 @@ def test_what_is_recorded_is_what_scikit_learn_says_of_the_saved_predictions(tmp
         assert own["mae"] == pytest.approx(mean_absolute_error(y, p), rel=1e-9)
         assert own["r2"] == pytest.approx(r2_score(y, p), rel=1e-9)
     assert not set(records["metric"]) & {"accuracy", "balanced_accuracy", "macro_f1", "brier", "calibration_error"}
+
+
+@pytest.mark.parametrize(("share", "finite"), [(0.45, True), (0.5, True), (0.3, False), (0.05, False)])
+def test_intervals_of_validation_samples_are_measured(tmp_path: Path, share: float, finite: bool) -> None:
+    """From the predictions that a run keeps; 9 validation samples give an interval, and 8 do not."""
+    result = idl.run(study("local", "fedavg", protocol=f"validation={share}", save_predictions=True), tmp_path / "run")
+    records = result.records
+    metrics = set(records["metric"])
+    assert (set(OF_INTERVALS) <= metrics) == finite
+    if not finite:
+        return
+    federation = study("local", protocol=f"validation={share}").federation()
+    last = records[(records["round"] == 4) & (records["stage"] == "personalised")]
+    predictions = result.predictions()
+    for (method, client), mine in predictions.groupby(["method", "client"]):
+        own = last[(last["method"] == method) & (last["client"] == client)].set_index("metric")["value"]
+        count = len(federation.validation[client])
+        assert ("coverage" in own) == (count >= 9)
+        size = np.abs(mine["prediction[0]"] - mine["target[0]"])
+        half = own["interval_width"] / 2
+        assert own["coverage"] == pytest.approx((size <= half + 1e-9).mean())
+        assert own["interval_score"] == pytest.approx(2 * half + 20 * np.maximum(size - half, 0).mean())
+    assert "Interval" in (result.folder / "report.html").read_text().split("<script")[0]
+
+
+@pytest.mark.parametrize("groups", [0, 9, 12])
+def test_intervals_by_hand(groups: int) -> None:
+    draw = np.random.default_rng(groups)
+    test, valid = draw.normal(size=(30, 2)), draw.normal(size=(40, 2)) * [1, 5]
+    group = draw.permutation(np.arange(40) % groups) if groups else None
+    both = torch.from_numpy(np.concatenate([test, valid]))
+    all_groups = () if group is None else torch.from_numpy(np.concatenate([np.arange(30), group]))
+    values = errors_of_numbers.of_intervals(both, 30, all_groups, ("a", "b"))
+    halves = []
+    for d, name in enumerate("ab"):
+        size = np.abs(valid[:, d])
+        if groups:
+            weight = 1 / ((groups + 1) * np.bincount(group)[group])
+            half = min(s for s in size if weight[size <= s].sum() >= 0.9 - 1e-9)
+        else:
+            half = np.sort(size)[36]  # the 37th of 40: ceil(41 * 0.9)
+        beyond = np.maximum(np.abs(test[:, d]) - half, 0)
+        assert values[f"interval_width[{name}]"] == pytest.approx(2 * half)
+        assert values[f"coverage[{name}]"] == pytest.approx((beyond == 0).mean())
+        assert values[f"interval_score[{name}]"] == pytest.approx(2 * half + 20 * beyond.mean())
+        halves.append(half)
+    assert values["interval_width"] == pytest.approx(sum(halves))
+    few = () if group is None else torch.cat([torch.arange(30), torch.from_numpy(np.minimum(group, 7))])
+    assert errors_of_numbers.of_intervals(both if groups else both[:38], 30, few) == {}
 
 
 def test_training_targets_have_mean_0_and_standard_deviation_1_over_all_clients() -> None:

@@ -378,7 +378,7 @@ class ClientRunner:
                 measured = label_measures.of_predictions
             else:
                 value_ND, loss_N = errors_of_numbers.read(predicted_N, goal)
-        y_ND, result, more = goal.value_RD, EvaluationResult(), {}
+        y_ND, groups, result, more = goal.value_RD, tree.rows(data.groups, row_N), EvaluationResult(), {}
         if test_count:
             both = value_ND[:test_count], y_ND[:test_count], goal.names
             more = measured(*both) | label_measures.ranked(self.job.measures, *both)
@@ -388,6 +388,8 @@ class ClientRunner:
         if test_count < len(row_N):
             valid = measured(value_ND[test_count:], y_ND[test_count:], goal.names)
             more = more | {f"validation_{name}": value for name, value in valid.items() if "[" not in name}
+            if goal.task == "regression":
+                more |= errors_of_numbers.of_intervals(value_ND - y_ND, test_count, groups, goal.names)
             result = result._replace(validation_loss=float(loss_N[test_count:].mean()))
         return result._replace(measures=more)
 
