@@ -363,3 +363,12 @@ def test_the_command_line(tmp_path: Path, capsys: pytest.CaptureFixture[str]) ->
 def test_what_is_for_classes_alone_is_refused(tmp_path: Path, more: dict[str, object], said: str) -> None:
     with pytest.raises(InputError, match=said):
         idl.run(study("local", rounds=1, **more), tmp_path / "run", engine="sequential")
+
+
+@pytest.mark.parametrize("target", ["y", "y+b", "u+v"])
+def test_the_division_that_is_taken_is_the_one_that_is_said(target: str, tmp_path: Path) -> None:
+    table = frame().drop(columns="site").assign(u=[0, 1, 1] * 30, v=[1, 0] * 45)
+    one = idl.Study(data=data.from_frame(table, target=target), methods=["local"], clients=3, rounds=1)
+    assert "iid, because the data have no clients" in str(dict(one.describe().facts)["Partition"])
+    result = idl.run(one, tmp_path / "run", engine="sequential")
+    assert "iid, because the data have no clients" in (result.folder / "report.html").read_text()

@@ -87,8 +87,8 @@ class FederatedData:
         channels: of windows in columns of lists, the names of these columns.
         group_R: which samples belong together, int64; None where each stands for itself.
         raw: where the samples are features of a frozen backbone, what it made them of; else None.
-        targets: the targets where they are numbers, with the mean and standard deviation of training samples; else
-            None. ``y_R`` is all 0 then, and ``classes`` is 1.
+        targets: the targets where they are numbers, with the mean and standard deviation of training samples, or
+            several labels; else None. ``y_R`` is all 0 then, and ``classes`` is 1.
     """
 
     name: str
