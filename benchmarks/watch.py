@@ -124,7 +124,7 @@ def table(found: dict[tuple[str, float, int], list[WatchResult]]) -> None:
     for change, s in dict.fromkeys((change, s) for change, s, _ in found):
         for size in [*sizes, "all"] if change == "nothing" else ["all"]:
             some = [w for (c, t, n), ws in found.items() if (c, t) == (change, s) and size in (n, "all") for w in ws]
-            signs = [(w.alarm, w.features.moved, w.labels.moved) for w in some]
+            signs = [(w.alarm, w.features.moved, w.labels is not None and w.labels.moved) for w in some]
             rate = np.mean(signs, axis=0)
             print(f"| {change} | {s:g} | {size} | {len(some)} | " + " | ".join(f"{100 * r:.1f}%" for r in rate) + " |")
 

@@ -214,7 +214,7 @@ def with_nan(x):
         (GREY, Y, {"test": (COLOUR, Y)}, "x and x of test differ .uint8 .*: give both the same type"),
         (np.zeros((1001, 2)), np.arange(1001), {}, "y has 1001 classes, more than 1000: is it an identifier"),
         (np.zeros((30, 2)), np.full(30, 1.5), {"task": "regression"}, "y is 1.5 in all rows: give a column"),
-        (np.zeros((3, 2)), np.ones((3, 2)) / 7, {"class_names": "ab"}, "class_names are for classes, and y is numbers"),
+        (np.zeros((3, 2)), np.ones((3, 2)) / 7, {"class_names": "ab"}, "y has 2 columns and class_names 2 names"),
         (np.zeros((3, 2)), np.eye(3) * 2, {"task": "classification"}, "has 3 columns, and classes are in one"),
         (np.zeros((3, 2)), np.array([[1.0, np.inf], [2, 3], [3, 4]]), {}, r"y\[1\] is infinite in 1 of 3 rows"),
         (np.zeros((3, 2)), np.array([[1.0, np.nan], [2, 3], [3, 4]]), {}, r"y\[1\] is missing in 1 of 3 rows"),

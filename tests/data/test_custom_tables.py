@@ -469,7 +469,7 @@ def test_whole_numbers_that_are_classes(tmp_path):
     assert from_frame(scored([*range(30)] * 2)).classes == 30
     assert from_frame(scored([*range(10)] * 2)).classes == 10
     assert from_arrays(images, letters + 18).task == "regression", "such as ages"
-    with pytest.raises(InputError, match="task='regress' is not known: give classification or regression, or leave it"):
+    with pytest.raises(InputError, match="task='regress' is not known: give classification or regression or mul"):
         from_frame(scored([0, 1]), task="regress")
 
 

@@ -112,7 +112,7 @@ def test_no_sample_is_predicted_by_a_model_or_weights_made_with_it() -> None:
     found = harm.compare({"global": knows(0.6), "personal": knows(0.8)}, y_N, keys.key(0))
     assert len(seen) == 20, "ten folds of each model"
     assert all(len(rows) == 54 for rows in seen)
-    assert set(found.logp_NC) == {"global", "personal", "blend"}
+    assert set(found.outputs) == {"global", "personal", "blend"}
     assert found.weights["personal"] > found.weights["global"]
 
 

@@ -62,7 +62,7 @@ def test_the_joined_model_is_what_was_compared(of_table: Bundle, here: Path) -> 
     mine = samples("graz.csv", of_table)
     found = candidates_of(of_table, mine)
     assert set(found.clients) == {"global", "personal", "local"}
-    for name, logp_NC in found.choice.logp_NC.items():
+    for name, logp_NC in found.choice.outputs.items():
         assert logp_NC.shape == (60, 2), name
         np.testing.assert_allclose(logp_NC.exp().sum(1), 1, atol=1e-5)
     again = candidates_of(of_table, mine)

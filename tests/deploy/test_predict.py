@@ -169,5 +169,5 @@ def test_numbers_that_are_not_finite_are_no_prediction(bad: list[int]) -> None:
     logp_NC = torch.randn(5, 3, generator=torch.Generator().manual_seed(0)).log_softmax(1)
     assert finite(logp_NC) is logp_NC
     logp_NC[bad] = torch.nan
-    with pytest.raises(InputError, match=f"gives no probabilities for {len(bad)} of 5 samples, because its network"):
+    with pytest.raises(InputError, match=f"gives no prediction for {len(bad)} of 5 samples, because its network"):
         finite(logp_NC)

@@ -205,8 +205,8 @@ def test_the_estimator_takes_groups(of_patients: Bundle) -> None:
     frame = grouped(9)
     model = idl.load(of_patients.folder)
     x, y = frame[["age", "dose"]], frame["y"]
-    with_groups = model.fit(x, y, groups=frame["patient"]).choice_.logp_NC["local"]
-    without = model.fit(x, y).choice_.logp_NC["local"]
+    with_groups = model.fit(x, y, groups=frame["patient"]).choice_.outputs["local"]
+    without = model.fit(x, y).choice_.outputs["local"]
     assert not torch.equal(with_groups, without)
     with pytest.raises(ValueError, match="groups has the shape"):
         model.fit(x, y, groups=[1, 2])

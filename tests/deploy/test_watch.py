@@ -11,7 +11,6 @@ from pathlib import Path
 import numpy as np
 import pandas as pd
 import pytest
-import safetensors.torch
 import torch
 from scipy.stats import binom
 from torch import Tensor
@@ -263,7 +262,7 @@ def test_a_file_that_was_altered(site: Bundle, of_table: Bundle, tmp_path: Path)
         ({"mean_HPd": kept.mean_HPd[:1]}, "its tensors have other shapes"),
         ({"class_P": kept.class_P + 1}, "it has other classes"),
     ):
-        path.write_bytes(safetensors.torch.save(kept._asdict() | wrong))
+        path.write_bytes(reference.content(kept._replace(**wrong)))
         fake = Bundle(tmp_path, site.about, site.digest)
         with pytest.raises(idl.InputError, match="has changed since"):
             reference.read(fake)

@@ -96,6 +96,11 @@ def test_messages_name_only_options_that_it_has(
         ({"precision": "bf16"}, "precision bf16 is for a simulation, and sites train in float32"),
         ({"partition": "my_module.halves"}, "partition is for a simulation"),
         ({"clients": 3}, "clients is for a simulation"),
+        ({"task": "multilabel"}, "task multilabel is for a simulation as yet, and sites learn classes"),
+        (
+            {"class_weights": "balanced"},
+            "class_weights (of fedavg) need the counts of all sites' classes before training",
+        ),
     ],
 )
 def test_a_study_that_no_site_can_follow_ends_before_any_site_is_asked(

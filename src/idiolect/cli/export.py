@@ -50,8 +50,13 @@ def export_command(
     bundle = model(site, allow_import=allow_import, method=method, seed=seed, study=study, state_key=state_key)
     x_R = None
     if data is not None:
-        x_R = read(data, bundle.about.inputs, bundle.about.classes, target, resize=resize, as_is=as_is or ()).x_N
+        about = bundle.about
+        x_R = read(
+            data, about.inputs, about.classes, target, resize=resize, as_is=as_is or (), targets=about.targets
+        ).x_N
     path = out or Path("model.onnx" if format is Format.onnx else "model.pt2")
     check = export(bundle, path, format=format.value, client=client, x_R=x_R)
     what = "synthetic samples" if data is None else "samples"
-    say(out_console, f"{path}: probabilities of {check.samples} {what} differ by at most {check.difference:.1e}")
+    outputs = "predictions" if bundle.about.targets else "probabilities"
+    unit = " standard deviations of the target" if bundle.about.targets else ""
+    say(out_console, f"{path}: {outputs} of {check.samples} {what} differ by at most {check.difference:.1e}{unit}")

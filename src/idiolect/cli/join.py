@@ -92,6 +92,7 @@ def join_command(
     samples = read(
         data, source.about.inputs, source.about.classes, target, resize=resize, as_is=as_is or (), form=form,
         group_column=group_column, usual_group=provenance.study.get("group_column") if provenance else None,
+        targets=source.about.targets,
     )  # fmt: skip
     site = join(source, samples, out, client=client, ships=ships)  # type: ignore[arg-type]
     _say(site, out)

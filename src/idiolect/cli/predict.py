@@ -23,7 +23,7 @@ def predict_command(
         float | None,
         option(
             "Also give sets of classes that hold the right one for this share of samples, as 0.9; where a set has not "
-            "exactly one class, no label is given.",
+            "exactly one class, no label is given. Of numbers, give intervals that hold them for this share.",
         ),
     ] = None,
     own: Annotated[
@@ -54,11 +54,13 @@ def predict_command(
     form = form_of(header, columns, missing)
     choice: dict[str, Any] = {"method": method, "seed": seed, "study": study, "state_key": state_key}
     if data is None and is_state(site):
-        counts = save(out, state(site, **choice).predictions(level))
+        own_model = state(site, **choice)
+        counts, has_labels = save(out, own_model.predictions(level)), bool(own_model.about.classes)
     else:
         bundle = model(site, allow_import=allow_import, **choice)
         if data is None:
             raise InputError(f"--own is for a site's state folder, and {site} is none: give --data")
         counts = predict(bundle, data, out, client=client, level=level, resize=resize, as_is=as_is or (), form=form)
-    without = f", {counts.abstained:,} of them without a label" if level is not None else ""
+        has_labels = bool(bundle.about.classes)
+    without = f", {counts.abstained:,} of them without a label" if level is not None and has_labels else ""
     say(out_console, f"{counts.samples:,} samples predicted{without}: {out}")

@@ -105,9 +105,10 @@ def reproduce_command(
 
     if measure and not dry_run:
         raise InputError("--measure is for --dry-run: it says how long a table takes, and trains nothing")
+    table = recipes.get(recipe)
+    tune = tune or table.is_always_tuned
     if trials is not None and not tune:
         raise InputError("--trials is for --tune: add --tune, or leave it out")
-    table = recipes.get(recipe)
     cells = recipes.select(table, conditions(only), methods.split(",") if methods else None)
     if tune:
         table = searches.tuned_recipe(table)

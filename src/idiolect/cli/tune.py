@@ -49,7 +49,7 @@ def tune_command(
     halving: Annotated[
         int | None,
         option(
-            "One in so many trials goes on after a fifth of the rounds; 1 trains all to the end.", "3", panel=SEARCH
+            "One in so many trials goes on after a fifth of the rounds; 1 trains all to the end.", "2", panel=SEARCH
         ),
     ] = None,
     seed: Annotated[

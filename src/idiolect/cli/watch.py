@@ -17,6 +17,13 @@ from idiolect.cli.output import out_console, print_json, say
 def watch_command(
     site: Annotated[Path, typer.Argument(metavar="SITE", help="Folder that idiolect join wrote, or a site's state.")],
     data: Annotated[Path, option("New samples: a table, or a folder of images; labels are not used.", metavar="WHERE")],
+    target: Annotated[
+        str | None,
+        option(
+            "Of numbers, their columns in the new samples, joined by +, if they are known: errors are compared too.",
+            metavar="COLUMN",
+        ),
+    ] = None,
     level: Annotated[float, option("The rate of alarms where nothing moved.", "0.05")] = 0.05,
     adapt: Annotated[
         bool, flag("adapt", "If only the proportions of the classes moved, write the site's model for the new ones.")
@@ -42,7 +49,7 @@ def watch_command(
     from idiolect.core.files import vacant
     from idiolect.data.custom.form import form_of
     from idiolect.deploy import watch as watching
-    from idiolect.deploy.samples import stream
+    from idiolect.deploy.samples import read, stream
 
     if adapt != (out is not None):
         raise InputError("give --adapt and --out (a new folder) together")
@@ -50,8 +57,19 @@ def watch_command(
         vacant(out)
     form = form_of(header, columns, missing)
     bundle = model(site, allow_import=allow_import, method=method, seed=seed, study=study, state_key=state_key)
-    parts = stream(data, bundle.about.inputs, resize=resize, as_is=as_is or (), form=form)
-    result = watching.watch(bundle, (x_N for x_N, _ in parts), level=level)
+    about, right = bundle.about, as_is or ()
+    if about.targets and adapt:
+        raise InputError(f"--adapt is for proportions of classes, and {site} predicts numbers: leave it out")
+    if about.classes and target is not None:
+        raise InputError(
+            f"--target is for numbers, and {site} predicts classes, whose labels are not used: leave it out"
+        )
+    if target is None:
+        parts = stream(data, about.inputs, resize=resize, as_is=right, form=form)
+        result = watching.watch(bundle, (x_N for x_N, _ in parts), level=level)
+    else:
+        own = read(data, about.inputs, (), target, resize=resize, as_is=right, form=form, targets=about.targets)
+        result = watching.watch(bundle, own.x_N, y_MD=own.y_N, level=level)
     folder = out if out is not None and result.adaptable else None
     if folder is not None:
         watching.adapt(bundle, result, folder)

@@ -42,6 +42,27 @@ def about_backslashes(path: str | Path) -> str:
     return f"backslashes do not separate folders here: write {text.replace(chr(92), '/')}"
 
 
+def expanded(path: str | Path) -> Path:
+    """A path whose ``~`` and variables of the environment (``$NAME``, ``${NAME}``) have their values.
+
+    So a study names its data alike on every machine: ``$IDIOLECT_DATA/natural/school.parquet``.
+
+    Raises:
+        InputError: a variable is not set.
+
+    >>> expanded("visits.csv").name, expanded("costs_in_$.csv").name
+    ('visits.csv', 'costs_in_$.csv')
+    """
+    text = os.path.expanduser(path)
+    if os.path.lexists(text):
+        return Path(text)
+    text = os.path.expandvars(text)
+    if unset := re.search(r"\$(\w+)|\$\{(\w+)\}", text):
+        name = unset[1] or unset[2]
+        raise InputError(f"{path}: the variable {name} of the environment is not set: set it, or write the path out")
+    return Path(text)
+
+
 def write(path: Path, content: bytes | str, mode: int | None = None) -> None:
     """Write atomically, as ``drafted``.
 

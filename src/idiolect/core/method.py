@@ -107,7 +107,7 @@ class Data(NamedTuple):
     of tensors where a sample has several."""
     y_R: Tree
     """Targets of all clients: labels (R,), int64; in a regression numbers (R, D), float32, of mean 0 and standard
-    deviation 1 over all clients' training samples."""
+    deviation 1 over all clients' training samples; of several labels of a sample 0 or 1 for each (R, L), float32."""
     row_N: Tensor
     """The numbers of this client's samples in ``x_R``; padding repeats some of them."""
     real_N: Tensor
@@ -195,7 +195,10 @@ class Predict(Protocol[C_contra]):
     """What a client's model predicts."""
 
     def __call__(self, down: Down, client: C_contra, x_B: Tensor) -> Tensor:
-        """Log-probabilities (B, C) of samples as stored, in a regression numbers (B, D); no randomness."""
+        """Log-probabilities (B, C) of samples as stored, in a regression numbers (B, D); no randomness.
+
+        Of several labels, the log-probabilities (B, L, 2) that a sample has not, and has, each.
+        """
 
 
 class Rounds(NamedTuple, Generic[S, C]):
@@ -309,7 +312,7 @@ class Task:
     network: Network
     """The network's two parts, body and head, without weights: ``task.network.init(key)`` draws these."""
     classes: int
-    """C, the outputs of the network; in a regression the numbers of a target, D."""
+    """C, the outputs of the network; in a regression the numbers of a target, D; of several labels L."""
     clients: int
     """K, the number of clients that train; new clients, who come after training, are not counted."""
     training: Training = field(default_factory=Training)

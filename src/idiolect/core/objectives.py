@@ -11,9 +11,9 @@ from torch import Tensor
 
 from idiolect.core.tree import Tree
 
-# B batch, C classes, D numbers of a target, M models
+# B batch, C classes, D numbers of a target, L labels, M models
 
-TaskName = Literal["classification", "regression"]
+TaskName = Literal["classification", "regression", "multilabel"]
 """What is learnt of a target."""
 
 
@@ -34,6 +34,11 @@ class Score(NamedTuple):
     def is_share(self) -> bool:
         """Whether it is a share, which is shown in per cent."""
         return self.factor == 100
+
+    @property
+    def is_accuracy(self) -> bool:
+        """Whether it is of classes, of which each sample has one."""
+        return self.metric == "accuracy"
 
     @property
     def in_brackets(self) -> str:
@@ -137,8 +142,9 @@ def log_probabilities(logit_BC: Tensor) -> Tensor:
 
 
 def log_of_mean(weight_M: Tensor, logp_MBC: Tensor) -> Tensor:
-    """Log-probabilities (B, C) of a mixture of models: the logarithm of the mean probability."""
-    return torch.logsumexp(weight_M.log()[:, None, None] + logp_MBC, 0)
+    """Log-probabilities (B, ...) of a mixture of models (M, B, ...): the logarithm of the mean probability."""
+    log_M = weight_M.log().reshape(-1, *(1,) * (logp_MBC.ndim - 1))
+    return torch.logsumexp(log_M + logp_MBC, 0)
 
 
 def squared_error(value_BD: Tensor, y_BD: Tensor) -> Tensor:
@@ -157,12 +163,28 @@ def weighted_mean(weight_M: Tensor, value_MBD: Tensor) -> Tensor:
     return mean_BD
 
 
+def binary_cross_entropy(logit_BL: Tensor, y_BL: Tensor) -> Tensor:
+    """The cross-entropy (B,) of labels that a sample has (1) or has not (0), in nats, mean over the labels."""
+    return torch.nn.functional.binary_cross_entropy_with_logits(logit_BL, y_BL, reduction="none").mean(-1)
+
+
+def log_probabilities_of_labels(logit_BL: Tensor) -> Tensor:
+    """Log-probabilities (B, L, 2) that a sample has not, and has, each label."""
+    return torch.nn.functional.logsigmoid(torch.stack((-logit_BL, logit_BL), -1))
+
+
 OBJECTIVES: dict[TaskName, Objective] = {
     "classification": Objective(
         cross_entropy, log_probabilities, log_of_mean, Score("accuracy", "accuracy", "Accuracy %", True, 100.0)
     ),
     "regression": Objective(
         squared_error, as_it_is, weighted_mean, Score("mse", "mean squared error", "MSE", False, 1.0)
+    ),
+    "multilabel": Objective(
+        binary_cross_entropy,
+        log_probabilities_of_labels,
+        log_of_mean,
+        Score("micro_f1", "micro F1", "Micro F1 %", True, 100.0),
     ),
 }
 """The kinds of tasks, by name."""

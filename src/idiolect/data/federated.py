@@ -172,7 +172,7 @@ class FederatedData:
     @property
     def task(self) -> TaskName:
         """What is learnt of the target."""
-        return "classification" if self.targets is None else "regression"
+        return "classification" if self.targets is None else self.targets.task
 
     @property
     def score(self) -> Score:

@@ -42,7 +42,9 @@ def fill(
         if several:
             raise InputError(f"shift {step.text} is for samples of one tensor, and these have several: leave it out")
         if source.targets is not None and step.function in shifts.OF_LABELS:
-            raise InputError(f"shift {step.text} changes classes, and this target is a number: leave it out")
+            raise InputError(
+                f"shift {step.text} changes classes, and this target is {source.targets.what}: leave it out"
+            )
         takes = inspect.signature(step.function, eval_str=True).parameters["x_N"].annotation
         if not images and takes == Images:
             raise InputError(f"shift {step.text} changes images, and these samples are numbers: leave it out")

@@ -7,10 +7,10 @@ from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from idiolect.deploy.bundle import Bundle
-    from idiolect.deploy.estimator import PersonalClassifier, load
+    from idiolect.deploy.estimator import PersonalClassifier, PersonalRegressor, load
 
-__all__ = ["Bundle", "PersonalClassifier", "load"]
-_MODULES = {"Bundle": "bundle", "PersonalClassifier": "estimator", "load": "estimator"}
+__all__ = ["Bundle", "PersonalClassifier", "PersonalRegressor", "load"]
+_MODULES = {"Bundle": "bundle"} | dict.fromkeys(("PersonalClassifier", "PersonalRegressor", "load"), "estimator")
 
 
 def __getattr__(name: str) -> Any:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -22,11 +22,19 @@ from idiolect.deploy.schema import Inputs
 if TYPE_CHECKING:
     from idiolect.deploy.samples import Reader
 
-_USUAL = "x"
+_USUAL, _GOAL = "x", "y"
 
 
-def read(where: str | Path, reader: Reader) -> tuple[Tree, Part]:
+def read(
+    where: str | Path, reader: Reader, target: str | None = None, numbers: Sequence[str] = ()
+) -> tuple[Tree, Part]:
     """Samples as stored, and the arrays with one value for each as columns: labels, for example.
+
+    Args:
+        where: the file.
+        reader: makes samples of arrays.
+        target: of several numbers in one array (N, D), its name; None for y.
+        numbers: the names of these, which become columns.
 
     Raises:
         InputError: the file cannot be read, or its arrays are not what the bundle takes.
@@ -41,6 +49,9 @@ def read(where: str | Path, reader: Reader) -> tuple[Tree, Part]:
         if len(array) != count:
             raise InputError(f"{path} has {len(array)} rows of {name!r} for {count} samples: give as many")
     columns = {name: array for name, array in arrays.items() if array.ndim == 1}
+    goal = arrays.get(target or _GOAL)
+    if goal is not None and goal.ndim == 2 and goal.shape[1] == len(numbers):
+        columns |= dict(zip(numbers, goal.T, strict=True))
     return x_N, Part(pd.DataFrame(columns, index=range(count)))
 
 

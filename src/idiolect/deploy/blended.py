@@ -1,4 +1,4 @@
-"""Several models of one site as one method, a product of experts."""
+"""Several models of one site as one method."""
 
 from __future__ import annotations
 
@@ -8,15 +8,16 @@ from torch import Tensor
 
 from idiolect.core.method import Data, Down, Method
 from idiolect.core.tree import Tree
-from idiolect.deploy.harm import Name, blend
+from idiolect.deploy.harm import Judge, Name
 
 
-def blended(methods: Mapping[Name, Method], weights: Mapping[Name, float]) -> Method:
-    """The method whose client has the states of several; see ``idiolect.deploy.harm.compare`` for what it predicts.
+def blended(methods: Mapping[Name, Method], weights: Mapping[Name, float], judge: Judge) -> Method:
+    """The method whose client has the states of several.
 
     Args:
         methods: the methods of the models, by name; they receive the same message.
         weights: how much each counts.
+        judge: says what they predict together.
     """
     names = sorted(weights)
 
@@ -24,6 +25,6 @@ def blended(methods: Mapping[Name, Method], weights: Mapping[Name, float]) -> Me
         return {name: methods[name].personalise(down, client, data, key) for name in names}
 
     def predict(down: Down, client: Tree, x_B: Tensor) -> Tensor:
-        return blend(weights, {name: methods[name].predict(down, client[name], x_B) for name in names})
+        return judge.blend(weights, {name: methods[name].predict(down, client[name], x_B) for name in names})
 
     return methods[names[0]]._replace(personalise=personalise, predict=predict)

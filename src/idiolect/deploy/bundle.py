@@ -33,7 +33,8 @@ from idiolect.deploy import code
 from idiolect.deploy.about_file import ABOUT, CARD, FIX, NUMBERS, read_about
 from idiolect.deploy.alone import alone
 from idiolect.deploy.blended import blended
-from idiolect.deploy.harm import Name
+from idiolect.deploy.harm import OF_CLASSES, Judge, Name
+from idiolect.deploy.harm_of_numbers import judge_of
 from idiolect.deploy.limits import limited
 from idiolect.deploy.reweighted import reweighted
 from idiolect.deploy.schema import About, Inputs
@@ -152,7 +153,7 @@ class Bundle:
         network = models.build(
             about.network.model,
             about.inputs.form,
-            len(about.classes),
+            about.outputs,
             features=None if of is None else (of.mean, of.std),
         )
         if (about.network.frozen or "") != network.frozen_digest:
@@ -160,8 +161,9 @@ class Bundle:
                 f"{self.folder} was made with other frozen weights of {about.network.model} than those that are here: "
                 "use the weights of that time"
             )
-        inputs = Preprocessing(*about.inputs.moments)
-        return Task(network, len(about.classes), about.clients, training_of(about.training), inputs)
+        inputs, how = Preprocessing(*about.inputs.moments), about.objective
+        training, each = training_of(about.training), (how.loss, how.output, how.mixture)
+        return Task(network, about.outputs, about.clients, training, inputs, *each, about.task)
 
     @cached_property
     def method(self) -> Method:
@@ -196,7 +198,12 @@ class Bundle:
 
     def method_of(self, weights: Mapping[Name, float]) -> Method:
         """The method by which models with these weights predict."""
-        return blended(self.methods, weights) if len(weights) > 1 else self.methods[next(iter(weights))]
+        return blended(self.methods, weights, self.judge) if len(weights) > 1 else self.methods[next(iter(weights))]
+
+    @property
+    def judge(self) -> Judge:
+        """How a site's models are compared and put together."""
+        return judge_of(self.about.targets) if self.about.targets else OF_CLASSES
 
     def key(self, purpose: str = "evaluate", client: int | None = None) -> Tensor:
         """The key of a joining client's draws, the same as in the simulator."""
@@ -210,10 +217,8 @@ class Bundle:
 
     @cached_property
     def _down(self) -> Down:
-        """A message of the form that the server sends; the numbers mean nothing.
-
-        Of a method of this library it has the same form for few clients, for which the server's state is small.
-        """
+        """A message of the form that the server sends; the numbers mean nothing."""
+        # Of a method of this library the form is the same for few clients, for which the server's state is small.
         ours = self.about.method.name in methods.ours()
         task = replace(self.task, clients=min(self.about.clients, 2)) if ours else self.task
         method = self._built(task)
@@ -229,17 +234,12 @@ class Bundle:
             down = self._down
             if self.about.kind == "join":
                 return Personal(down, ())
-            classes = len(self.about.classes)
-            [data] = trial.samples(
-                self.about.inputs.form, classes, 2 * classes, images=self.about.inputs.kind == "images"
-            )
+            outputs, images = self.about.outputs, self.about.inputs.kind == "images"
+            [data] = trial.samples(self.about.inputs.form, outputs, 2 * outputs, images=images, task=self.about.task)
             return Personal(down, self.predicting.personalise(down, self.fresh, data, keys.key(0)))
 
     def on_features(self) -> Bundle:
-        """The same models behind a frozen backbone: their network takes the features that it makes.
-
-        Their weights have the same names and shapes.
-        """
+        """The same models behind a frozen backbone: their network takes its features, with the same weights."""
         return Bundle(self.folder, about_features(self.about), self.digest)
 
     @property
@@ -392,7 +392,7 @@ def _sha256(path: Path) -> str:
 
 
 def log_probabilities(model: Personal, method: Method, x_R: Tree) -> Tensor:
-    """Log-probabilities (R, C) of samples as stored."""
+    """Log-probabilities (R, C) of samples as stored, or scaled numbers (R, D)."""
     is_table = isinstance(x_R, Tensor) and x_R.ndim == 2 and x_R.dtype.is_floating_point
     with torch.no_grad():
         return in_chunks(partial(method.predict, model.down, model.client), x_R, 32 * _CHUNK if is_table else _CHUNK)

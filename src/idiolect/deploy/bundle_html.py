@@ -4,9 +4,7 @@ from __future__ import annotations
 
 from pathlib import Path
 
-import numpy as np
-
-from idiolect.deploy.card import participants, specs_text
+from idiolect.deploy.card import participants, specs_text, summary
 from idiolect.deploy.schema import About
 from idiolect.report.notebook import Block, facts, html
 
@@ -28,7 +26,10 @@ def _facts(about: About) -> list[tuple[str, str]]:
     if about.kind != "join":
         lines.append(("Models", _listed(about.models)))
     lines.append(("Inputs", _inputs(about)))
-    lines.append(("Classes", f"{len(about.classes)}: {_listed(about.classes)}"))
+    if about.targets:
+        lines.append(("Predicts", _listed([target.name for target in about.targets])))
+    else:
+        lines.append(("Classes", f"{len(about.classes)}: {_listed(about.classes)}"))
     count = participants(about)
     lines.append(
         ("Clients in the federation", str(about.clients)) if count is None else ("Clients that trained", count)
@@ -60,17 +61,17 @@ def _inputs(about: About) -> str:
 
 def _results(about: About) -> Block:
     assert about.evaluation is not None
-    rows = []
+    rows, score = [], about.objective.score
     for is_new, who in ((False, "that trained"), (True, "new")):
         for field, what in (("personal", "personal model"), ("received", "model as received")):
             parts = [getattr(c, field) for c in about.evaluation.clients if c.new == is_new]
-            values = np.sort([value for value in parts if value is not None])
-            if len(values):
-                worst = values[: max(1, -(-len(values) // 10))].mean()
-                numbers = [f"{100 * value:.1f}" for value in (values.mean(), values.std(), worst)]
+            values = [value for value in parts if value is not None]
+            if values:
+                numbers = [score.text(value, 1) for value in summary(values, score)]
                 rows.append([f"{len(values)} {who}", what, *numbers])
     columns = {"Clients": False, "Model": False} | dict.fromkeys(("Mean", "Standard deviation", "Worst tenth"), True)
-    return Block(f"Accuracy (%) on each client's test samples: {about.evaluation.protocol}", columns, rows)
+    what = f"{score.axis[0].upper()}{score.axis[1:]}"
+    return Block(f"{what} on each client's test samples: {about.evaluation.protocol}", columns, rows)
 
 
 def _listed(names: tuple[str, ...] | list[str]) -> str:

@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import math
+import shlex
 from collections.abc import Mapping, Sequence
 
 import numpy as np
 
+from idiolect.core.objectives import Score
 from idiolect.core.option_spec import Spec
 from idiolect.deploy import code
 from idiolect.deploy.schema import About, ClientPart
@@ -25,7 +27,7 @@ def text(about: About) -> str:
     parts = [_title(about), _use(about), _inputs(about), _training(about)]
     if about.site:
         parts.append(_site(about))
-    parts += [_results(about), _reveals(about), _limits()]
+    parts += [_results(about), _reveals(about), _limits(about)]
     return "\n".join(part for part in parts if part)
 
 
@@ -38,7 +40,8 @@ def _title(about: About) -> str:
 def _use(about: About) -> str:
     predict = ["idiolect", "predict", "--data", "new.csv", "--out", "predictions.parquet"]
     if about.kind == "join":
-        join = ["idiolect", "join", ".", "--data", "my.csv", "--target", "COLUMN", "--out", "site"]
+        goal = "+".join(_name(target.name) for target in about.targets) or "COLUMN"
+        join = ["idiolect", "join", ".", "--data", "my.csv", "--target", shlex.quote(goal), "--out", "site"]
         commands = [join, [*predict[:2], "site", *predict[2:]]]
         joins = _JOINS.get(about.revealed.joins_by, "") if about.revealed else ""
         intro = f"{joins} Make a model for your site, then predict with it:"
@@ -78,7 +81,15 @@ def _inputs(about: About) -> str:
             lines.append(f"| {_plain(column.name)} | {kind}{', may be missing' if column.gaps else ''} | {scale} |")
             at += len(column.features)
         lines.append("")
-    lines.append(f"It gives a probability for each of {len(about.classes)} classes: {_listed(about.classes)}.\n")
+    if about.targets:
+        lines += ["It gives these numbers, in the units of the training samples:\n"]
+        lines += ["| number | mean | standard deviation |", "| --- | --- | --- |"]
+        lines += [f"| {_plain(t.name)} | {t.mean:.4g} | {t.std:.4g} |" for t in about.targets[:_SHOWN]]
+        more = len(about.targets) - _SHOWN
+        lines += [f"| {more} more: see bundle.json | | |"] if more > 0 else []
+        lines.append("")
+    else:
+        lines.append(f"It gives a probability for each of {len(about.classes)} classes: {_listed(about.classes)}.\n")
     return "\n".join(lines)
 
 
@@ -87,7 +98,8 @@ def _training(about: About) -> str:
     if source is None:
         return ""
     study = source.study
-    counts = ", ".join(f"{_plain(c)} {n:,}" for c, n in list(zip(about.classes, source.samples, strict=True))[:_SHOWN])
+    pairs = list(zip(about.classes, source.samples, strict=True))[:_SHOWN] if about.classes else []
+    counts = f" ({', '.join(f'{_plain(c)} {n:,}' for c, n in pairs)})" if pairs else ""
     count = participants(about)
     who = f"{about.clients} in the federation, over" if count is None else f"{count} trained together for"
     lines = [
@@ -97,7 +109,7 @@ def _training(about: About) -> str:
         f"{_count(about.training.local_epochs, 'local epoch')}; participation {study.get('participation', 1):g}.",
         f"- Network: {_plain(about.network.model)}.",
         *([f"- Weights that stay at each client: {_plain(kept)}."] if (kept := about.training.personal) else []),
-        f"- Training samples: {sum(source.samples):,} ({counts}).",
+        f"- Training samples: {sum(source.samples):,}{counts}.",
         f"- Data: {_data(source.dataset, study)}.",
         f"- Made on {source.made} with idiolect {source.versions.get('idiolect', '?')}.\n",
     ]
@@ -123,13 +135,15 @@ def _results(about: About) -> str:
     measures = about.evaluation
     if measures is None or not measures.clients:
         return ""
-    lines = ["## How well it did in the run\n", f"Accuracy on each client's test samples: {measures.protocol}.\n"]
+    score = about.objective.score
+    what = f"{score.name[0].upper()}{score.name[1:]}"
+    lines = ["## How well it did in the run\n", f"{what} on each client's test samples: {measures.protocol}.\n"]
     lines += ["| clients | model | mean | standard deviation | worst tenth |", "| --- | --- | --- | --- | --- |"]
     for new, who in ((False, "trained"), (True, "new")):
         for field, what in (("personal", "personal"), ("received", "as received")):
             values = [v for c in measures.clients if c.new == new and (v := getattr(c, field)) is not None]
             if values:
-                lines.append(f"| {len(values)} {who} | {what} | {_summary(values)} |")
+                lines.append(f"| {len(values)} {who} | {what} | {_summary(values, score)} |")
     if measures.loss is not None and measures.calibration_error is not None:
         lines.append(
             f"\nMean log loss {measures.loss:.3f}, expected calibration error {100 * measures.calibration_error:.1f}% "
@@ -139,20 +153,25 @@ def _results(about: About) -> str:
         "\n| client | training samples | test samples | personal | as received |",
         "| --- | --- | --- | --- | --- |",
     ]
-    lines += [_row(c) for c in measures.clients[:_SHOWN]]
+    lines += [_row(c, score) for c in measures.clients[:_SHOWN]]
     if len(measures.clients) > _SHOWN:
         lines.append(f"| {len(measures.clients) - _SHOWN} more: see bundle.json | | | | |")
     return "\n".join(lines) + "\n"
 
 
-def _row(client: ClientPart) -> str:
-    values = " | ".join("" if v is None else f"{100 * v:.1f}%" for v in (client.personal, client.received))
+def _row(client: ClientPart, score: Score) -> str:
+    values = " | ".join("" if v is None else score.brief(v) for v in (client.personal, client.received))
     return f"| {_plain(client.name)}{' (new)' if client.new else ''} | {client.train} | {client.test} | {values} |"
 
 
-def _summary(values: Sequence[float]) -> str:
-    worst = np.sort(values)[: max(1, math.ceil(len(values) / 10))]
-    return " | ".join(f"{100 * v:.1f}%" for v in (np.mean(values), np.std(values), worst.mean()))
+def _summary(values: Sequence[float], score: Score) -> str:
+    return " | ".join(score.brief(v) for v in summary(values, score))
+
+
+def summary(values: Sequence[float], score: Score) -> tuple[float, float, float]:
+    """Mean and standard deviation of clients' scores, and the mean of the worst tenth of them."""
+    worst = np.sort(score.sign * np.array(values))[: max(1, math.ceil(len(values) / 10))]
+    return float(np.mean(values)), float(np.std(values)), score.sign * float(worst.mean())
 
 
 def _site(about: About) -> str:
@@ -170,12 +189,13 @@ def _reveals(about: About) -> str:
         if content.uploads_are_sums
         else "The server saw what each client sent, not only sums over clients."
     )
+    scores = "errors" if about.targets else "accuracy"
     lines = [
         "## What it reveals\n",
         f"Every round each client received {_parts(content.down)} ({content.bytes_down:,} bytes) and sent "
         f"{_parts(content.up)} ({content.bytes_up:,} bytes). {sums} No sample as it was is in this bundle, but numbers "
         "that were computed from samples are: an attacker may learn from them whether a person's sample was used. The "
-        "file bundle.json also has the names of clients, their numbers of samples and their accuracy.\n",
+        f"file bundle.json also has the names of clients, their numbers of samples and their {scores}.\n",
     ]
     if content.per_sample:
         lines.append(
@@ -187,12 +207,13 @@ def _reveals(about: About) -> str:
     return "\n".join(lines)
 
 
-def _limits() -> str:
+def _limits(about: About) -> str:
+    others = "for numbers far from those that it was trained on" if about.targets else "for classes that are not listed"
     return (
         "## What it is not for\n\n"
-        "It was measured on the clients above and nowhere else. Do not use it for samples of another kind, for classes "
-        "that are not listed, or where a wrong answer does harm that nobody checks. Compare it with the model that "
-        "your site has today before you rely on it.\n"
+        f"It was measured on the clients above and nowhere else. Do not use it for samples of another kind, {others}, "
+        "or where a wrong answer does harm that nobody checks. Compare it with the model that your site has today "
+        "before you rely on it.\n"
     )
 
 
@@ -214,6 +235,11 @@ def specs_text(values: object) -> str:
     if isinstance(values, list | tuple):
         return ", ".join(map(specs_text, values))
     return str(Spec.model_validate(values)) if isinstance(values, dict) else str(values or "")
+
+
+def _name(target: str) -> str:
+    """A name as it is written among several that are joined by +."""
+    return f'"{target}"' if "+" in target else target
 
 
 def _count(number: int, what: str) -> str:

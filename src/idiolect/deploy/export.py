@@ -1,4 +1,4 @@
-"""A personal model as one file that runs without idiolect: raw images or columns in, probabilities out."""
+"""A personal model as one file that runs without idiolect: raw images or columns in, probabilities or numbers out."""
 
 from __future__ import annotations
 
@@ -20,13 +20,14 @@ from idiolect.core.method import Method
 from idiolect.core.tree import Tree
 from idiolect.data.datasets.dataset import Encoding
 from idiolect.deploy.bundle import Bundle, Personal, log_probabilities
-from idiolect.deploy.schema import Inputs, TensorPart
+from idiolect.deploy.numbers import moments, unscaled
+from idiolect.deploy.schema import About, Inputs, TensorPart
 
-# B samples, F features, C classes
+# B samples, F features, C classes, D numbers of a target
 
 Format = Literal["onnx", "torch"]
 FARTHEST = 1e-4
-"""Probabilities may differ by this from those of the bundle."""
+"""Probabilities may differ by this from those of the bundle, and numbers by so many standard deviations."""
 _OPSET = 20
 _EXAMPLES = 64
 _INPUT = {"images": "images", "texts": "tokens"}
@@ -37,23 +38,31 @@ class Check(NamedTuple):
 
     samples: int
     difference: float
-    """The largest difference of a probability."""
+    """The largest difference of a probability; of numbers, in standard deviations of the target in training."""
 
 
 class _Module(nn.Module):
     """The model as a module, whose weights are buffers."""
 
-    def __init__(self, model: Personal, method: Method) -> None:
+    def __init__(self, model: Personal, method: Method, about: About) -> None:
         super().__init__()
+        self.mean_D: Tensor
+        self.std_D: Tensor
+        self._is_scaled = bool(about.targets)
+        if about.targets:
+            mean_D, std_D = moments(about.targets)
+            self.register_buffer("mean_D", mean_D)
+            self.register_buffer("std_D", std_D)
         leaves, self._build = tree.flatten(model)
         for k, leaf in enumerate(leaves):
             self.register_buffer(f"leaf{k}", leaf)
         self._count, self._method = len(leaves), method
 
     def forward(self, samples: Tree) -> Tensor:
-        """Probabilities (B, C) of samples as stored."""
+        """Probabilities (B, C) of samples as stored, or numbers (B, D) in the units of the data, float64."""
         model = self._build([getattr(self, f"leaf{k}") for k in range(self._count)])
-        return self._method.predict(model.down, model.client, samples).exp()
+        output_BC = self._method.predict(model.down, model.client, samples)
+        return output_BC.double() * self.std_D + self.mean_D if self._is_scaled else output_BC.exp()
 
 
 def export(
@@ -64,13 +73,14 @@ def export(
     client: str | int | None = None,
     x_R: Tree | None = None,
 ) -> Check:
-    """Write a model as one file, and compare its probabilities with the bundle's before it has its name.
+    """Write a model as one file, and compare what it predicts with the bundle before it has its name.
 
     ``onnx``: the input ``images`` (B, C, H, W), 8 bits; or for a table one input (B,) for each column, float64 with NaN
     or texts with "" where a value is missing; or ``samples`` (B, ...), float32, or int64 where they are ids; or
     ``tokens`` (B, L), int64, the ids of texts; or one input for each of several tensors, by its name. The output
-    ``probabilities`` (B, C). The classes are in the file's metadata, and of texts what makes ids of them. ``torch``: a
-    program of torch.export from samples as stored.
+    ``probabilities`` (B, C); of numbers ``predictions`` (B, D), float64, in the units of the data. The names of the
+    classes or numbers are in the file's metadata, and of texts what makes ids of them. ``torch``: a program of
+    torch.export from samples as stored.
 
     Args:
         bundle: with a model that is ready.
@@ -81,26 +91,27 @@ def export(
 
     Raises:
         InputError: the packages that this needs are not installed, or the bundle has no model.
-        RunError: the model cannot be written in this format, its probabilities differ, or the disk is full.
+        RunError: the model cannot be written in this format, its predictions differ, or the disk is full.
     """
     bundle.ready()
     model, method = bundle.model(client), bundle.predicting
     inputs = bundle.about.inputs
     x_R = examples(inputs) if x_R is None else x_R
-    reference = log_probabilities(model, method, x_R).exp().numpy()
-    module = _Module(model, method).eval()
+    output_RC, about = log_probabilities(model, method, x_R), bundle.about
+    reference = (unscaled(output_RC, about.targets) if about.targets else output_RC.exp()).numpy()
+    module = _Module(model, method, about).eval()
     if format == "torch":
-        return _torch(module, out, x_R, reference)
+        return _torch(module, out, x_R, reference, about)
     optional("onnxscript", "onnx", "exporting to ONNX")
     onnx, runtime = optional("onnx", "onnx", "exporting to ONNX"), optional("onnxruntime", "onnx", "exporting to ONNX")
-    program = _program(module, x_R, [*inputs.tensors] or [_INPUT.get(inputs.kind, "samples")])
+    output = "predictions" if about.targets else "probabilities"
+    program = _program(module, x_R, [*inputs.tensors] or [_INPUT.get(inputs.kind, "samples")], output)
     if inputs.kind == "table":
         program = onnx.compose.merge_models(_columns(onnx, inputs.columns), program, [("samples", "samples")])
     _describe(onnx, program, bundle)
     content = program.SerializeToString()
     session = runtime.InferenceSession(content, providers=["CPUExecutionProvider"])
-    p_RC = session.run(["probabilities"], _feed(inputs, x_R))[0]
-    check = _check(p_RC, reference)
+    check = _check(session.run([output], _feed(inputs, x_R))[0], reference, about)
     files.write(out, content)
     return check
 
@@ -141,13 +152,13 @@ def _numbers(form: TensorPart, draw: torch.Generator | None = None) -> Tensor:
     return torch.randn(_EXAMPLES, *form.shape, generator=draw) * std + mean
 
 
-def _program(module: nn.Module, x_R: Tree, names: list[str]) -> Any:
+def _program(module: nn.Module, x_R: Tree, names: list[str], output: str) -> Any:
     """The module as an ONNX model of samples as stored."""
     try:
         with _quietly():
             program = torch.onnx.export(
                 _with_constants(module, x_R), (_two(x_R), {}), dynamo=True, opset_version=_OPSET, input_names=names,
-                output_names=["probabilities"], dynamic_shapes=_dynamic(x_R),
+                output_names=[output], dynamic_shapes=_dynamic(x_R),
                 custom_translation_table={torch.ops.aten._cdist_forward.default: _distances}, verbose=False,
             )  # fmt: skip
     except Exception as error:
@@ -262,31 +273,35 @@ def _feed(inputs: Inputs, x_R: Tree) -> dict[str, np.ndarray[Any, Any]]:
 
 
 def _describe(onnx: Any, program: Any, bundle: Bundle) -> None:
-    classes = bundle.about.classes
+    targets = [target.name for target in bundle.about.targets]
+    names, what = targets or bundle.about.classes, "predictions" if targets else "probabilities"
     program.producer_name = "idiolect"
-    program.doc_string = f"{bundle.about.method.title}: probabilities of {', '.join(classes)}"
-    about = {"classes": "\n".join(classes), "bundle": bundle.digest, "method": bundle.about.method.name}
+    program.doc_string = f"{bundle.about.method.title}: {what} of {', '.join(names)}"
+    about = {"targets" if targets else "classes": "\n".join(names)}
+    about |= {"bundle": bundle.digest, "method": bundle.about.method.name}
     if (tokens := bundle.about.inputs.tokens) is not None:
         about["encoder"] = tokens.encoder
     onnx.helper.set_model_props(program, about)
 
 
-def _torch(module: nn.Module, out: Path, x_R: Tree, reference: np.ndarray[Any, Any]) -> Check:
+def _torch(module: nn.Module, out: Path, x_R: Tree, reference: np.ndarray[Any, Any], about: About) -> Check:
     with _quietly():
         program = torch.export.export(module, (_two(x_R),), dynamic_shapes=_dynamic(x_R), strict=False)
         with torch.no_grad():
-            check = _check(program.module()(x_R).numpy(), reference)
+            check = _check(program.module()(x_R).numpy(), reference, about)
         with files.drafted(out) as file:
             torch.export.save(program, file)
     return check
 
 
-def _check(p_RC: np.ndarray[Any, Any], reference: np.ndarray[Any, Any]) -> Check:
-    difference = float(np.abs(p_RC - reference).max())
+def _check(output_RC: np.ndarray[Any, Any], reference: np.ndarray[Any, Any], about: About) -> Check:
+    apart_RC = np.abs(output_RC - reference)
+    what, unit = ("predictions", " standard deviations") if about.targets else ("probabilities", "")
+    difference = float((apart_RC / moments(about.targets)[1].numpy() if about.targets else apart_RC).max())
     if not difference <= FARTHEST:
         raise RunError(
-            f"the exported file's probabilities differ by {difference:.2g}, more than {FARTHEST:g}: it was not "
-            "written; take another format"
+            f"the exported file's {what} differ by {difference:.2g}{unit}, more than {FARTHEST:g}: it was not written; "
+            "take another format"
         )
     return Check(len(reference), difference)
 

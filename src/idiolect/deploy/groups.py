@@ -48,11 +48,14 @@ def group_numbers(values: pd.Series, name: str, where: str) -> Tensor:
     return torch.from_numpy(codes(values.astype(object), f"group_column {name!r} of {where}")[0])
 
 
-def scores_of(right_N: Tensor, group_N: Tensor | None) -> tuple[tuple[float, ...], tuple[float, ...]]:
-    """The probabilities of the right classes, sorted, and their weights where there are groups; see ``Site``."""
-    order_N = right_N.argsort(stable=True)
+def scores_of(score_N: Tensor, group_N: Tensor | None) -> tuple[tuple[float, ...], tuple[float, ...]]:
+    """The probabilities of the right classes, or errors, sorted, and their weights where there are groups.
+
+    See ``Site`` and ``ErrorsPart``.
+    """
+    order_N = score_N.argsort(stable=True)
     if group_N is None:
-        return tuple(right_N[order_N].tolist()), ()
+        return tuple(score_N[order_N].tolist()), ()
     _, at_N, count_G = torch.unique(group_N, return_inverse=True, return_counts=True)
     weight_N = 1 / ((len(count_G) + 1) * count_G[at_N].double())
-    return tuple(right_N[order_N].tolist()), tuple(weight_N[order_N].tolist())
+    return tuple(score_N[order_N].tolist()), tuple(weight_N[order_N].tolist())

@@ -14,26 +14,30 @@ from torch import Tensor
 from idiolect.core import keys
 from idiolect.core.errors import InputError, RunError
 
-# N samples of the site, C classes, M models
+# N samples of the site, C classes, D numbers of a target, M models
 
 Name = Literal["global", "personal", "local"]
 Ships = Literal["global", "personal", "local", "blend"]
 Fit = Callable[[Tensor], Callable[[Tensor], Tensor]]
-"""From the numbers of training samples to a function from numbers of other samples to log-probabilities (N, C)."""
+"""From the numbers of training samples to a function from numbers of other samples to what the model predicts of them:
+log-probabilities (N, C), or scaled numbers (N, D)."""
 FEW_FOR_LOCAL = 40
 """A model of the site's own is compared from this number of samples on."""
-_FIRST = {"global": 0.2, "personal": 0.5, "local": 0.3}  # weights before the site's samples are seen
-_WORTH = 2.0  # how much these count
+FIRST = {"global": 0.2, "personal": 0.5, "local": 0.3}
+"""Weights before the site's samples are seen."""
+WORTH = 2.0
+"""How much these count."""
 MOST = 3.0
 """The largest weight."""
-_LEAST = 0.02  # a smaller weight is left out
+LEAST = 0.02
+"""A smaller weight is left out."""
 UNSURE = 0.15
 """How much of the uniform distribution each model's probabilities get, so that no model can rule out a class alone."""
 _Z = 1.959964  # of a 95 % interval
 
 
 class Difference(NamedTuple):
-    """A model's accuracy less that of the global model, and its 95 % interval."""
+    """A model's accuracy, or its mean squared error, less that of the global model, and its 95 % interval."""
 
     mean: float
     low: float
@@ -44,73 +48,107 @@ class Choice(NamedTuple):
     """What the comparison found."""
 
     weights: dict[Name, float]
-    """The exponent of each model in what ships."""
+    """The exponent of each model in what ships; of numbers, its weight in their mean."""
     why: str
-    logp_NC: dict[Ships, Tensor]
-    """Log-probabilities of each sample, by models made without it; of the blend also by weights made without it."""
+    outputs: dict[Ships, Tensor]
+    """Log-probabilities (N, C) of each sample, or scaled numbers (N, D), by models made without it; of the blend also
+    by weights made without it."""
     difference: dict[Ships, Difference]
     settled: int | None
     """About how many samples would tell the best two of the models apart; None where these are enough."""
 
 
-def compare(fits: Mapping[Name, Fit], y_N: Tensor, key: Tensor, group_N: Tensor | None = None) -> Choice:
+class Judge(NamedTuple):
+    """How models are compared and put together, for one kind of task."""
+
+    predictions: str
+    """What they are called."""
+    merit: Callable[[Tensor, Tensor], Tensor]
+    """From what a model predicts and the targets to a number (N,) for each sample, float64; more is better."""
+    weights: Callable[[Mapping[Name, Tensor], Tensor], dict[Name, float]]
+    """The weight of each model, from what they predict and the targets."""
+    blend: Callable[[Mapping[Name, float], Mapping[Name, Tensor]], Tensor]
+    """What models with these weights predict together."""
+    paired: Callable[[Tensor, Tensor, Tensor | None], Difference]
+    """The difference of two models, from their merits and the samples' groups."""
+    says: Callable[[Difference], str]
+    """The difference to the global model, as the end of a sentence."""
+
+
+def compare(
+    fits: Mapping[Name, Fit], y_N: Tensor, key: Tensor, group_N: Tensor | None = None, judge: Judge | None = None
+) -> Choice:
     """Compare models by cross-validation on a site's samples, and weigh them.
 
-    What ships is a product of experts, p(c | x) ~ prod_m q_m(c | x)^w_m, where q_m is the model's probability mixed
-    with 15 % of the uniform one. The weights 0 <= w_m <= 3 maximise the log-likelihood of samples that the models were
-    made without, less 2 |w - w0|^2, where w0 is 0.2 (global), 0.5 (personal) and 0.3 (local). Those below 0.02 become
-    0, and one model alone is taken as it is. The accuracy of the whole procedure is measured by a second, outer loop:
-    the samples of each fold are predicted with the weights that the other folds give. A model that diverges is left
-    out.
+    Of classes, what ships is a product of experts, p(c | x) ~ prod_m q_m(c | x)^w_m, where q_m is the model's
+    probability mixed with 15 % of the uniform one. The weights 0 <= w_m <= 3 maximise the log-likelihood of samples
+    that the models were made without, less 2 |w - w0|^2, where w0 is 0.2 (global), 0.5 (personal) and 0.3 (local).
+    Those below 0.02 become 0, and one model alone is taken as it is. Of numbers, what ships is a weighted mean; see
+    ``idiolect.deploy.harm_of_numbers``. The accuracy, or the error, of the whole procedure is measured by a second,
+    outer loop: the samples of each fold are predicted with the weights that the other folds give. A model that diverges
+    is left out.
 
     Args:
         fits: how each model is made; "global" must be among them.
-        y_N: the labels.
+        y_N: the labels, or scaled numbers (N, D).
         key: of the division into folds: 10 for fewer than 200 samples, else 5.
         group_N: which samples belong together; a group is in one fold, and intervals allow for it.
+        judge: how models are compared and put together; None is that of classes.
 
     Raises:
         InputError: all samples are of one group.
-        RunError: the global model's probabilities are not numbers.
+        RunError: what the global model predicts is not a number.
 
     Source: Wolpert, Stacked Generalization, Neural Networks 1992; Hinton, Products of Experts, ICANN 1999. The numbers
     were chosen on simulated joins with seed 0 of ``benchmarks/do_no_harm.py`` and measured on others.
     """
     fold_N = _fold_numbers(y_N, key, group_N)
-    return _choice_of({name: _out_of_fold(fit, fold_N) for name, fit in fits.items()}, y_N, fold_N, group_N)
+    return _choice_of({name: _out_of_fold(fit, fold_N) for name, fit in fits.items()}, y_N, fold_N, group_N, judge)
 
 
-def choice_of(logp: Mapping[Name, Tensor], y_N: Tensor, key: Tensor, group_N: Tensor | None = None) -> Choice:
+def choice_of(
+    outputs: Mapping[Name, Tensor], y_N: Tensor, key: Tensor, group_N: Tensor | None = None, judge: Judge | None = None
+) -> Choice:
     """As ``compare``, of models that were all made without these samples.
 
     Args:
-        logp: each model's log-probabilities (N, C); "global" must be among them.
-        y_N: the labels.
-        key: of the division into folds, by which the accuracy of the weights is measured.
+        outputs: each model's log-probabilities (N, C), or scaled numbers (N, D); "global" must be among them.
+        y_N: see ``compare``.
+        key: of the division into folds, by which the weights are measured.
         group_N: see ``compare``.
+        judge: see ``compare``.
 
     Raises:
-        RunError: the global model's probabilities are not numbers.
+        RunError: what the global model predicts is not a number.
     """
-    return _choice_of(logp, y_N, _fold_numbers(y_N, key, group_N), group_N)
+    return _choice_of(outputs, y_N, _fold_numbers(y_N, key, group_N), group_N, judge)
 
 
 def _fold_numbers(y_N: Tensor, key: Tensor, group_N: Tensor | None) -> Tensor:
-    return fold_numbers(y_N, 10 if len(y_N) < 200 else 5, key, group_N)
+    class_N = y_N if y_N.ndim == 1 else torch.zeros(len(y_N), dtype=torch.int64)
+    return fold_numbers(class_N, 10 if len(y_N) < 200 else 5, key, group_N)
 
 
-def _choice_of(models: Mapping[Name, Tensor], y_N: Tensor, fold_N: Tensor, group_N: Tensor | None) -> Choice:
-    models = {name: logp_NC for name, logp_NC in models.items() if not logp_NC.isnan().any()}
-    if "global" not in models:
-        raise RunError("the global model's probabilities of these samples are not numbers: check the columns' units")
-    weight = weights(models, y_N)
-    logp: dict[Ships, Tensor] = dict(models.items())
-    logp["blend"] = _nested(models, y_N, fold_N)
-    right = {name: p.argmax(1) == y_N for name, p in logp.items()}
-    difference: dict[Ships, Difference] = {
-        name: paired(r, right["global"], group_N) for name, r in right.items() if name != "global"
+def _choice_of(
+    models: Mapping[Name, Tensor], y_N: Tensor, fold_N: Tensor, group_N: Tensor | None, judge: Judge | None
+) -> Choice:
+    judge = judge or OF_CLASSES
+    models = {
+        name: p for name, p in models.items() if not p.isnan().any() and bool(judge.merit(p, y_N).isfinite().all())
     }
-    return Choice(weight, _why(weight, difference["blend"], len(y_N)), logp, difference, _settled(models, right))
+    if "global" not in models:
+        raise RunError(
+            f"the global model's {judge.predictions} of these samples are not numbers: check the columns' units"
+        )
+    weight = judge.weights(models, y_N)
+    outputs: dict[Ships, Tensor] = dict(models.items())
+    outputs["blend"] = _nested(models, y_N, fold_N, judge)
+    merit = {name: judge.merit(p, y_N) for name, p in outputs.items()}
+    difference: dict[Ships, Difference] = {
+        name: judge.paired(m, merit["global"], group_N) for name, m in merit.items() if name != "global"
+    }
+    why = _why(weight, difference["blend"], len(y_N), judge)
+    return Choice(weight, why, outputs, difference, _settled(models, merit))
 
 
 def fold_numbers(y_N: Tensor, folds: int, key: Tensor, group_N: Tensor | None = None) -> Tensor:
@@ -142,7 +180,7 @@ def weights(logp: Mapping[Name, Tensor], y_N: Tensor) -> dict[Name, float]:
 
     names = list(logp)
     expert_MNC = torch.stack([sure(logp[name]) for name in names]).double().numpy()
-    first_M = np.array([_FIRST[name] for name in names])
+    first_M = np.array([FIRST[name] for name in names])
     row_N, label_N = np.arange(len(y_N)), y_N.numpy()
 
     def loss(weight_M: NDArray[np.float64]) -> tuple[float, NDArray[np.float64]]:
@@ -150,15 +188,20 @@ def weights(logp: Mapping[Name, Tensor], y_N: Tensor) -> dict[Name, float]:
         logit_NC = np.tensordot(weight_M, expert_MNC, 1)
         logp_NC = special.log_softmax(logit_NC, axis=1)
         expected_MN = (expert_MNC * np.exp(logp_NC)).sum(2)
-        gradient_M = (expected_MN - expert_MNC[:, row_N, label_N]).sum(1) + 2 * _WORTH * (weight_M - first_M)
-        return -logp_NC[row_N, label_N].sum() + _WORTH * ((weight_M - first_M) ** 2).sum(), gradient_M
+        gradient_M = (expected_MN - expert_MNC[:, row_N, label_N]).sum(1) + 2 * WORTH * (weight_M - first_M)
+        return -logp_NC[row_N, label_N].sum() + WORTH * ((weight_M - first_M) ** 2).sum(), gradient_M
 
     bounds = [(0, MOST)] * len(names)
     best_M = optimize.minimize(loss, first_M, jac=True, bounds=bounds, method="L-BFGS-B").x
-    large = {name: w for name, w in zip(names, best_M.tolist(), strict=True) if w >= _LEAST}
+    large = {name: w for name, w in zip(names, best_M.tolist(), strict=True) if w >= LEAST}
     if len(large) > 1:
         return large
     return {next(iter(large), "global"): 1.0}
+
+
+def is_right(logp_NC: Tensor, y_N: Tensor) -> Tensor:
+    """1 where the most likely class is the right one, else 0, float64 (N,)."""
+    return (logp_NC.argmax(1) == y_N).double()
 
 
 def sure(logp_NC: Tensor) -> Tensor:
@@ -175,43 +218,46 @@ def blend(weight: Mapping[Name, float], logp: Mapping[Name, Tensor]) -> Tensor:
 
 
 def paired(right_N: Tensor, other_N: Tensor, group_N: Tensor | None = None) -> Difference:
-    """The difference of two accuracies on the same samples.
+    """The difference of two accuracies on the same samples, from which of these were right.
 
     Where samples belong to groups, the interval is at least as wide as the variance between groups says.
 
     Source: Agresti & Min, Simple improved confidence intervals for comparing matched proportions, 2005. Of groups:
     Liang & Zeger, Biometrika 1986, the variance of a mean whose observations are dependent in clusters.
     """
-    count = len(right_N) + 2
-    gains, losses = int((right_N & ~other_N).sum()) + 0.5, int((other_N & ~right_N).sum()) + 0.5
+    count, step_N = len(right_N) + 2, right_N.double() - other_N.double()
+    gains, losses = int((step_N > 0).sum()) + 0.5, int((step_N < 0).sum()) + 0.5
     mean = (gains - losses) / count
     half = _Z * math.sqrt(gains + losses - (gains - losses) ** 2 / count) / count
     if group_N is not None:
-        step_N = right_N.double() - other_N.double()
-        groups, at_N = torch.unique(group_N, return_inverse=True)
-        sum_G = torch.zeros(len(groups), dtype=torch.float64).index_add(0, at_N, step_N - step_N.mean())
-        variance = float(sum_G.square().sum()) / len(step_N) ** 2 * len(groups) / max(1, len(groups) - 1)
-        half = max(half, _Z * math.sqrt(variance))
+        half = max(half, _Z * math.sqrt(variance_between(step_N, group_N)))
     return Difference(mean, mean - half, mean + half)
 
 
+def variance_between(step_N: Tensor, group_N: Tensor) -> float:
+    """The variance of a mean of samples that are dependent within groups; see ``paired`` for the source."""
+    groups, at_N = torch.unique(group_N, return_inverse=True)
+    sum_G = torch.zeros(len(groups), dtype=torch.float64).index_add(0, at_N, step_N - step_N.mean())
+    return float(sum_G.square().sum()) / len(step_N) ** 2 * len(groups) / max(1, len(groups) - 1)
+
+
 def _out_of_fold(fit: Fit, fold_N: Tensor) -> Tensor:
-    logp = torch.empty(0)
+    output_NC = torch.empty(0)
     for fold in range(int(fold_N.max()) + 1):
         row_M = torch.nonzero(fold_N == fold)[:, 0]
         part = fit(torch.nonzero(fold_N != fold)[:, 0])(row_M)
-        logp = logp if len(logp) else part.new_empty(len(fold_N), part.shape[1])
-        logp[row_M] = part
-    return logp
+        output_NC = output_NC if len(output_NC) else part.new_empty(len(fold_N), part.shape[1])
+        output_NC[row_M] = part
+    return output_NC
 
 
-def _nested(models: Mapping[Name, Tensor], y_N: Tensor, fold_N: Tensor) -> Tensor:
-    logp_NC = torch.empty_like(models["global"])
+def _nested(models: Mapping[Name, Tensor], y_N: Tensor, fold_N: Tensor, judge: Judge) -> Tensor:
+    output_NC = torch.empty_like(models["global"])
     for fold in range(int(fold_N.max()) + 1):
         inside_N = fold_N == fold
-        weight = weights({name: p[~inside_N] for name, p in models.items()}, y_N[~inside_N])
-        logp_NC[inside_N] = blend(weight, {name: p[inside_N] for name, p in models.items()})
-    return logp_NC
+        weight = judge.weights({name: p[~inside_N] for name, p in models.items()}, y_N[~inside_N])
+        output_NC[inside_N] = judge.blend(weight, {name: p[inside_N] for name, p in models.items()})
+    return output_NC
 
 
 def shares_of(weight: Mapping[Name, float]) -> list[tuple[Name, float]]:
@@ -219,21 +265,30 @@ def shares_of(weight: Mapping[Name, float]) -> list[tuple[Name, float]]:
     return sorted(((name, w / sum(weight.values())) for name, w in weight.items()), key=lambda pair: -pair[1])
 
 
-def _why(weight: Mapping[Name, float], against: Difference, count: int) -> str:
+def _why(weight: Mapping[Name, float], against: Difference, count: int, judge: Judge) -> str:
     shares = " and ".join(f"{100 * w:.0f}% {name}" for name, w in shares_of(weight))
     what = f"it is {shares}" if len(weight) > 1 else f"it is the {next(iter(weight))} model alone"
-    points = f"{100 * against.mean:+.1f} points (95% interval {100 * against.low:+.1f} to {100 * against.high:+.1f})"
     if set(weight) == {"global"}:
         return f"{what}, because no other model predicts the {count} samples better"
     few = f"; {count} samples are too few to tell whether that is a gain" if against.low <= 0 <= against.high else ""
-    return f"{what}; against the global model its accuracy differs by {points}{few}"
+    return f"{what}; against the global model its {judge.says(against)}{few}"
 
 
-def _settled(models: Mapping[Name, Tensor], right: Mapping[Ships, Tensor]) -> int | None:
+def _says(against: Difference) -> str:
+    points = f"{100 * against.mean:+.1f} points (95% interval {100 * against.low:+.1f} to {100 * against.high:+.1f})"
+    return f"accuracy differs by {points}"
+
+
+def _settled(models: Mapping[Name, Tensor], merit: Mapping[Ships, Tensor]) -> int | None:
     if len(models) < 2:
         return None
-    first, second = sorted(models, key=lambda name: -float(right[name].double().mean()))[:2]
-    gain_N = right[first].double() - right[second].double()
-    gap = max(float(gain_N.mean()), 1e-3)
-    count = math.ceil(_Z**2 * max(float((gain_N**2).mean()) - gap**2, 1e-4) / gap**2)
+    first, second = sorted(models, key=lambda name: -float(merit[name].mean()))[:2]
+    gain_N = merit[first] - merit[second]
+    unit = float(gain_N.abs().amax()) or 1.0  # 1 of classes
+    gap = max(float(gain_N.mean()), 1e-3 * unit)
+    count = math.ceil(_Z**2 * max(float((gain_N**2).mean()) - gap**2, 1e-4 * unit**2) / gap**2)
     return count if count > len(gain_N) else None
+
+
+OF_CLASSES = Judge("probabilities", is_right, weights, blend, paired, _says)
+"""Of classes: a product of experts, judged by accuracy."""

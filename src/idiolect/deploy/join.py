@@ -14,13 +14,14 @@ from idiolect.core import files, tree
 from idiolect.core.errors import InputError, blame
 from idiolect.core.method import Data
 from idiolect.core.tree import Tree
-from idiolect.deploy import card, harm, reference
+from idiolect.deploy import card, harm, numbers, reference
 from idiolect.deploy.bundle import Bundle, Personal, log_probabilities, per_sample, write
 from idiolect.deploy.groups import scores_of
 from idiolect.deploy.on_features import on_features
 from idiolect.deploy.samples import Samples
-from idiolect.deploy.schema import Site
+from idiolect.deploy.schema import About, Site
 from idiolect.engines.threads import OneThread
+from idiolect.simulation import errors_of_numbers
 
 
 class Candidates(NamedTuple):
@@ -53,9 +54,12 @@ def candidates_of(bundle: Bundle, samples: Samples, *, client: int | None = None
     if bundle.about.kind != "join":
         raise InputError(f"{bundle.folder} holds personal models, which cannot join: give what idiolect bundle wrote")
     bundle, samples = on_features(bundle, samples)
-    count = len(samples.y_N)
-    if len(set(samples.y_N.tolist())) < 2:
+    y_N, count = samples.y_N, len(samples.y_N)
+    if y_N.ndim == 1 and len(set(y_N.tolist())) < 2:
         raise InputError(f"all {count} samples are of one class: give samples of two classes or more")
+    if count < 2:
+        raise InputError(f"{count} sample compares no models: give two or more")
+    learnt_N = y_N if y_N.ndim == 1 else y_N.to(torch.get_default_dtype())
     down, key = bundle.model().down, bundle.key(client=client)
     names: list[harm.Name] = ["global", "personal", "local"]
     names = names if count >= harm.FEW_FOR_LOCAL else names[:2]
@@ -65,7 +69,7 @@ def candidates_of(bundle: Bundle, samples: Samples, *, client: int | None = None
 
         That of the global model depends on them only where the network measures its batch normalisation at the client.
         """
-        data = Data(samples.x_N, samples.y_N, row_N, torch.ones(len(row_N)), group_R=samples.groups)
+        data = Data(samples.x_N, learnt_N, row_N, torch.ones(len(row_N)), group_R=samples.groups)
         with blame(f"the {name} model, {len(row_N)} samples"):
             return tree.copy(bundle.methods[name].personalise(down, tree.copy(bundle.fresh), data, key))
 
@@ -78,9 +82,10 @@ def candidates_of(bundle: Bundle, samples: Samples, *, client: int | None = None
 
     with OneThread():
         key_of_folds = bundle.key("folds", client)
-        choice = harm.compare({name: fit(name) for name in names}, samples.y_N, key_of_folds, samples.group_N)
+        fits = {name: fit(name) for name in names}
+        choice = harm.compare(fits, y_N, key_of_folds, samples.group_N, bundle.judge)
         every = torch.arange(count)
-        return Candidates({name: client_of(name, every) for name in names if name in choice.logp_NC}, choice)
+        return Candidates({name: client_of(name, every) for name in names if name in choice.outputs}, choice)
 
 
 def join(
@@ -123,19 +128,20 @@ def ship(
         InputError: the folder is not empty, or there is no such model.
         RunError: the disk is full.
     """
-    from idiolect.deploy import page
+    from idiolect.deploy import page, page_of_numbers
 
     files.vacant(out)
     weights = shipping_weights(candidates, ships)
-    site = _site(candidates, samples, weights)
+    site = site_of(bundle.about, candidates, samples, weights)
     key = bundle.about.key.model_copy(update={} if client is None else {"client": client})
     about = bundle.about.model_copy(update={"kind": "models", "models": (name,), "key": key, "site": site, "files": {}})
     if about.revealed and per_sample(candidates.client(weights), len(samples.y_N)):
         about = about.model_copy(update={"revealed": about.revealed.model_copy(update={"per_sample": True})})
     down = bundle.model().down
-    more: dict[str, str | bytes] = {"report.html": page.text(about, candidates.choice, samples.y_N)}
+    text = page_of_numbers.text if about.targets else page.text
+    more: dict[str, str | bytes] = {"report.html": text(about, candidates.choice, samples.y_N)}
     if len(samples.y_N) >= reference.LEAST and bundle.task.network.buffers != "local":
-        said_N = candidates.choice.logp_NC[site.ships].argmax(1)
+        said_N = candidates.choice.outputs[site.ships].argmax(1)
         with OneThread():
             more[reference.FILE] = reference.of_site(bundle, samples, said_N, bundle.key("watch", client))
     own = [(down.own, candidates.client(weights))]
@@ -157,21 +163,33 @@ def shipping_weights(candidates: Candidates, ships: harm.Name | None) -> dict[ha
     return {ships: 1.0}
 
 
-def _site(candidates: Candidates, samples: Samples, weights: Mapping[harm.Name, float]) -> Site:
+def site_of(about: About, candidates: Candidates, samples: Samples, weights: Mapping[harm.Name, float]) -> Site:
+    """What a bundle says of the site whose model has these weights."""
     choice, y_N = candidates.choice, samples.y_N
     ships: harm.Ships = "blend" if len(weights) > 1 else next(iter(weights))
     override = dict(weights) != choice.weights
     rows: dict[str, dict[str, float | None]] = {
-        name: {"accuracy": _accuracy(logp, y_N), "loss": _loss(logp, y_N)}
-        | (choice.difference[name]._asdict() if name in choice.difference else {})
-        for name, logp in choice.logp_NC.items()
+        name: _measures(about, output, y_N) | (choice.difference[name]._asdict() if name in choice.difference else {})
+        for name, output in choice.outputs.items()
     }
-    scores, score_weights = scores_of(choice.logp_NC[ships].gather(1, y_N[:, None])[:, 0].exp(), samples.group_N)
-    return Site(
+    site = Site(
         ships=ships, weights=dict(weights), samples=len(y_N), compared=rows,
         why=f"it was asked for; by the comparison {choice.why}" if override else choice.why,
-        scores=scores, score_weights=score_weights,
     )  # fmt: skip
+    output = choice.outputs[ships]
+    if about.targets:
+        error_ND = numbers.unscaled(output, about.targets) - numbers.unscaled(y_N, about.targets)
+        return site.model_copy(update={"errors": numbers.errors_of(error_ND, samples.group_N)})
+    scores, score_weights = scores_of(output.gather(1, y_N[:, None])[:, 0].exp(), samples.group_N)
+    return site.model_copy(update={"scores": scores, "score_weights": score_weights})
+
+
+def _measures(about: About, output: Tensor, y_N: Tensor) -> dict[str, float | None]:
+    """Of what a model predicts of the site's samples."""
+    if not about.targets:
+        return {"accuracy": _accuracy(output, y_N), "loss": _loss(output, y_N)}
+    value_ND, y_ND = (numbers.unscaled(part, about.targets) for part in (output, y_N))
+    return dict(errors_of_numbers.of_predictions(value_ND, y_ND, [target.name for target in about.targets]))
 
 
 def _accuracy(logp_NC: Tensor, y_N: Tensor) -> float:

@@ -22,6 +22,8 @@ from idiolect.core.tree import Tree
 from idiolect.data import Encoding, FederatedData
 from idiolect.data.federated import RawSamples
 from idiolect.deploy import bundle, card, code
+from idiolect.deploy.numbers import targets_of
+from idiolect.deploy.refusals import check_task
 from idiolect.deploy.schema import (
     About,
     ClientPart,
@@ -93,30 +95,29 @@ def make(
     Raises:
         InputError: the run is not finished, its data have changed, there is no such client, its state is at a site, or
             the folder exists.
-        RunError: the disk is full, or a client's personal model cannot be made.
+        RunError: the disk is full, or a personal model cannot be made.
     """
     files.vacant(out)
     if elsewhere is not None and client is not None:
         raise InputError(
-            f"the personal models of {run} are at its sites, which keep their states to themselves: leave out "
-            f"{option('client')} for what a new client gets; a site uses its own model from its state folder"
+            f"the personal models of {run} stay at its sites: leave out {option('client')} for what a new client gets; "
+            "a site uses its own model from its state folder"
         )
-    if federation.targets is not None:
-        raise InputError(f"{run} predicts numbers, and bundles hold models of classes as yet: use its tables and page")
+    check_task(run, federation, study, client)
     records = reader.read(run)
     code.check_run(run, records.manifest, job.name, method["name"], str(study["model"]))
     state = _state(run, records, job, study, labels)
     best = records.best_rounds.get((job.name, job.seed), state.round)
     if records.protocol.round == "best_validation" and best < state.round:
         log.warning(
-            "a run keeps models of its last round alone: those of %s, seed %d, are from round %d, and its accuracy in "
-            "the table is that of round %d, the best on validation samples", job.name, job.seed, state.round, best,
-        )  # fmt: skip
+            "a run keeps models of its last round: those of %s, seed %d, are of round %d, and its %s in the table is "
+            "of round %d, the best on validation samples",
+            *(job.name, job.seed, state.round, federation.score.name, best),
+        )
     job = job if elsewhere is None else job._replace(build=elsewhere.build)
     if data.manifest(federation)["hash"] != records.manifest.get("hash"):
         raise InputError(f"the data have changed since {run} was written: restore them, or run the study again")
-    whom = None if client is None else _clients(federation, client)
-    one = _Clients(job, federation, state)
+    whom, one = None if client is None else _clients(federation, client), _Clients(job, federation, state)
     about = about_of(
         job, federation, study, method, kind="join" if whom is None else "models", round=state.round,
         names=("new client",) if whom is None else tuple(_name(federation, k) for k in whom),
@@ -143,8 +144,7 @@ def about_of(
         federation: the clients' data, of which the samples are not needed.
         study: the study's settings.
         method: the method's name, title and options.
-        kind: see ``About``.
-        round: after which the models are.
+        kind, round: see ``About``.
         names: of the models.
         inputs: what the network takes.
         evaluation: how the clients did.
@@ -153,13 +153,14 @@ def about_of(
     """
     network = models.choose(str(study["model"]), federation.inputs)
     form = federation.inputs if federation.raw is None else federation.raw.form
-    frozen = models.build(network, form, federation.classes).frozen_digest
+    frozen = models.build(network, form, federation.outputs).frozen_digest
     moments = federation.raw and FeaturesPart.model_validate({"mean": federation.mean, "std": federation.std})
     return About(
         kind=kind,
         method=MethodPart.model_validate(dict(method) | {"code": methods.code(method["name"])}),
         network=NetworkPart(model=network, code=code.digest_of(network), frozen=frozen or None, features=moments),
-        classes=federation.class_names,
+        classes=() if federation.targets else federation.class_names,
+        targets=targets_of(federation.targets),
         clients=federation.trained,
         training=TrainingPart.model_validate({k: study[k] for k in TrainingPart.model_fields}),
         inputs=inputs,
@@ -264,7 +265,7 @@ class _Clients:
 
 
 class _Measures:
-    """The accuracy of the run's clients: recorded where the run measured it, else measured now, if they are here."""
+    """The score of the run's clients: recorded where the run measured it, else measured now, if they are here."""
 
     def __init__(self, run: reader.Run, job: Job, clients: _Clients, *, here: bool) -> None:
         self._run, self._job, self._clients, self._here = run, job, clients, here
@@ -274,8 +275,8 @@ class _Measures:
     def evaluation(self) -> Evaluation:
         data, count = self._job.data, self._job.data.trained
         plain = [k for k in range(data.clients) if k < count or data.conditions[k - count] == ""]
-        received = self._of("received", "accuracy", plain)
-        personal = self._of("personalised", "accuracy", plain) | self._values("new", "accuracy")
+        received = self._of("received", data.score.metric, plain)
+        personal = self._of("personalised", data.score.metric, plain) | self._values("new", data.score.metric)
         parts = [
             ClientPart(
                 name=_name(data, k), train=len(data.train[k]), test=len(data.test[k]), new=k >= count,
@@ -293,14 +294,14 @@ class _Measures:
     def _of(self, stage: str, metric: str, ids: Sequence[int]) -> dict[int, float]:
         values = self._values(stage, metric)
         rest = [k for k in ids if self._here and k not in values and len(self._job.data.test[k])]
-        return values | ({} if not rest else self._accuracies("received" if stage == "received" else "evaluate", rest))
+        return values | ({} if not rest else self._scores("received" if stage == "received" else "evaluate", rest))
 
     def _values(self, stage: str, metric: str) -> dict[int, float]:
         r = self._records[(self._records["stage"] == stage) & (self._records["metric"] == metric)]
         return dict(zip(r["client"].tolist(), r["value"].tolist(), strict=True))
 
-    def _accuracies(self, phase: Phase, ids: Sequence[int]) -> dict[int, float]:
-        runner, state, accuracies = self._clients.runner, self._clients.state, {}
+    def _scores(self, phase: Phase, ids: Sequence[int]) -> dict[int, float]:
+        runner, state, scores = self._clients.runner, self._clients.state, dict[int, float]()
         for k in ids:
             down = runner.method.send(state.server, torch.tensor([k]))
             try:
@@ -308,9 +309,11 @@ class _Measures:
             except RunError:  # a method whose model cannot predict before it is made personal
                 return {}
             assert isinstance(one, EvaluationResult)
-            assert one.accuracy is not None  # these clients have test samples
-            accuracies[k] = one.accuracy
-        return accuracies
+            values = {"accuracy": one.accuracy} | dict(one.measures or {})
+            score = values[self._job.data.score.metric]
+            assert score is not None  # these clients have test samples
+            scores[k] = score
+        return scores
 
 
 def _state(run: Path, records: reader.Run, job: Job, study: Mapping[str, Any], labels: Sequence[str]) -> State:
@@ -342,10 +345,11 @@ def _name(federation: FederatedData, k: int) -> str:
 
 
 def _revealed(model: str, method: MethodPart, personal: str | None, federation: FederatedData) -> Revealed:
-    network = models.build(model, federation.inputs, federation.classes)
+    network = models.build(model, federation.inputs, federation.outputs)
     anatomy = profile.of(
-        method.name, dict(method.options), network, federation.classes, federation.trained, personal_weights=personal
-    )
+        method.name, dict(method.options), network, federation.outputs, federation.trained, personal_weights=personal,
+        task=federation.task,
+    )  # fmt: skip
     down, up = (anatomy.down_shared, anatomy.down_own), (anatomy.up_value, anatomy.up_weight)
     return Revealed(
         down={k: v for part in down for k, v in part.parts.items()},

@@ -21,14 +21,15 @@ from idiolect.statistics.intervals import wilson
 # N samples, C classes
 
 _BINS = 10
-_COLOURS = {"global": "#7f7f7f", "personal": "#1f77b4", "local": "#ff7f0e", "blend": "#2ca02c"}
+COLOURS = {"global": "#7f7f7f", "personal": "#1f77b4", "local": "#ff7f0e", "blend": "#2ca02c"}
+"""Of the models."""
 _CLASSES = 100  # rows of the table
 
 
 def text(about: About, choice: Choice, y_N: Tensor) -> str:
     """The page, as HTML."""
     assert about.site is not None
-    logp = choice.logp_NC
+    logp = choice.outputs
     right = {name: p.argmax(1) == y_N for name, p in logp.items()}
     figure = _calibration(logp, y_N)
     count = participants(about)
@@ -43,8 +44,12 @@ def text(about: About, choice: Choice, y_N: Tensor) -> str:
             ("Clients in the federation", str(about.clients)) if count is None else ("Clients that trained", count),
         ],
         why=about.site.why,
+        score="Accuracy, %",
+        points=", points",
+        blend="their probabilities multiplied (a product of experts)",
         models=[_line(name, right, choice, about.site.ships) for name in logp],
         settled=choice.settled,
+        numbers=[],
         names=list(logp),
         classes=_classes(about.classes, right, y_N),
         disagree=_disagree(right, logp),
@@ -59,9 +64,11 @@ def _line(name: Ships, right: Mapping[Ships, Tensor], choice: Choice, ships: str
     return {
         "name": name,
         "ships": name == ships,
-        "accuracy": accuracy,
+        "score": accuracy,
+        "text": f"{100 * accuracy:.1f}",
         "interval": f"{100 * low:.1f} to {100 * high:.1f}",
         "difference": None if difference is None else difference.mean,
+        "change": "" if difference is None else f"{100 * difference.mean:+.1f}",
         "between": "" if difference is None else f"{100 * difference.low:+.1f} to {100 * difference.high:+.1f}",
     }
 
@@ -103,7 +110,7 @@ def _calibration(logp: Mapping[Ships, Tensor], y_N: Tensor) -> Figure:
                 "right": float((said_N == y_N)[mine].double().mean()),
             })  # fmt: skip
     names = list(logp)
-    scale = {"domain": names, "range": [_COLOURS[name] for name in names]}
+    scale = {"domain": names, "range": [COLOURS[name] for name in names]}
     both = {
         "x": amounts("sure", "Mean confidence", axis={"format": "%", "tickCount": TICKS}),
         "y": amounts("right", "Share that is right", axis={"format": "%"}),

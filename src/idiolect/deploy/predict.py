@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import itertools
 import math
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from functools import partial
 from pathlib import Path
 from typing import NamedTuple
@@ -18,10 +18,15 @@ from torch import Tensor
 from idiolect.core import files
 from idiolect.core.errors import InputError
 from idiolect.data.custom.form import Form
+from idiolect.deploy import numbers
 from idiolect.deploy.bundle import Bundle, log_probabilities
 from idiolect.deploy.samples import stream
+from idiolect.deploy.schema import About
 
-# N samples, C classes
+# N samples, C classes, D numbers of a target
+
+
+_LABEL = "label"
 
 
 class Counts(NamedTuple):
@@ -48,12 +53,17 @@ def predict(
     class and, with ``level``, ``set``: the classes that could be right, joined by "|". Where these are not exactly one,
     ``label`` is empty.
 
+    Where numbers are predicted, there is a column with the name of each in place of ``label``, in the units of the
+    data, and where the bundle was made from a site's samples ``NAME_std``, the standard deviation of errors. With
+    ``level`` there are ``NAME_low`` and ``NAME_high``, between which the number is for this share of samples.
+
     Args:
         bundle: with a model that is ready.
         where: the samples: a table, a folder of images, one of these in a .gz or .zip, or a pattern of tables.
         out: a file .parquet or .csv.
         client: whose model, where the bundle has several.
-        level: of the sets, as 0.9: on average they hold the right class for this share of samples like the site's own.
+        level: of the sets or intervals, as 0.9: on average they hold the right class, or the number, for this share of
+            samples like the site's own.
         resize: whether images of another size are stretched.
         as_is: columns whose numbers are used although they look like those of another unit.
         form: how tables are written.
@@ -64,31 +74,45 @@ def predict(
         RunError: the disk is full.
     """
     _check_name(out)
-    threshold = None if level is None else threshold_of(bundle, level)
+    tables = table_of(bundle, level)
     bundle.ready()
     model, method = bundle.model(client), bundle.predicting
     return save(out, (
-        prediction_table(finite(log_probabilities(model, method, x_N)).exp(), bundle.about.classes, threshold, beside)
+        tables(finite(log_probabilities(model, method, x_N)), beside)
         for x_N, beside in stream(where, bundle.about.inputs, resize=resize, as_is=as_is, form=form)
     ))  # fmt: skip
 
 
-def finite(logp_NC: Tensor) -> Tensor:
-    """Log-probabilities that are numbers.
+def table_of(bundle: Bundle, level: float | None) -> Callable[[Tensor, pd.DataFrame], pa.Table]:
+    """What makes a table of what a model predicts (N, ...) and of columns beside it; see ``predict``.
+
+    Raises:
+        InputError: the level is not between 0 and 1, or the bundle has nothing that it can be taken from.
+    """
+    about = bundle.about
+    if about.targets:
+        half_D = None if level is None else numbers.half_widths(about, level)
+        return lambda scaled_ND, beside: number_table(numbers.unscaled(scaled_ND, about.targets), about, half_D, beside)
+    threshold = None if level is None else threshold_of(bundle, level)
+    return lambda logp_NC, beside: prediction_table(logp_NC.exp(), about.classes, threshold, beside)
+
+
+def finite(output_NC: Tensor) -> Tensor:
+    """What is predicted, where it is numbers.
 
     Raises:
         InputError: some are none, as where a network of one's own divides by the length of an empty text.
     """
-    if count := int(logp_NC.isnan().any(1).sum()):
+    if count := int((output_NC.isnan() | output_NC.isposinf()).any(1).sum()):
         raise InputError(
-            f"the model gives no probabilities for {count} of {len(logp_NC)} samples, because its network makes "
+            f"the model gives no prediction for {count} of {len(output_NC)} samples, because its network makes "
             "numbers that are not finite from them, as from an empty text: leave them out, or mend the network"
         )
-    return logp_NC
+    return output_NC
 
 
 def save(out: Path, tables: Iterable[pa.Table]) -> Counts:
-    """Write tables of ``prediction_table`` into one file, whole or not at all.
+    """Write tables of ``prediction_table`` or ``number_table`` into one file, whole or not at all.
 
     Raises:
         InputError: the file cannot have this name, or there are no tables.
@@ -101,7 +125,7 @@ def save(out: Path, tables: Iterable[pa.Table]) -> Counts:
         nonlocal samples, abstained
         for table in tables:
             samples += len(table)
-            abstained += table.column("label").null_count
+            abstained += table.column(_LABEL).null_count if _LABEL in table.column_names else 0
             yield table
 
     _write(out, counting())
@@ -117,18 +141,38 @@ def prediction_table(p_NC: Tensor, classes: Sequence[str], threshold: float | No
     """Probabilities as a table; see ``predict``."""
     names = pa.array(classes, pa.string())
     label = names.take(pa.array(p_NC.argmax(1).numpy()))
-    columns = {str(c): pa.array(beside[c], from_pandas=True) for c in beside}
-    for name in ("label", "set"):
-        if name in columns:
-            columns[f"{name} of the data"] = columns.pop(name)
+    columns = _beside(beside, (_LABEL, "set"))
     if threshold is not None:
         inside_NC = p_NC >= threshold
         sets = ["|".join(c for c, ok in zip(classes, row, strict=True) if ok) for row in inside_NC.tolist()]
         label = pa.compute.if_else(pa.array((inside_NC.sum(1) == 1).numpy()), label, pa.scalar(None, pa.string()))
         columns["set"] = pa.array(sets, pa.string())
-    columns = {**columns, "label": label}
+    columns = {**columns, _LABEL: label}
     columns |= {f"p_{name}": pa.array(p_NC[:, k].numpy()) for k, name in enumerate(classes)}
     return pa.table(columns)
+
+
+def number_table(value_ND: Tensor, about: About, half_D: Sequence[float] | None, beside: pd.DataFrame) -> pa.Table:
+    """Numbers as a table; see ``predict``."""
+    columns: dict[str, pa.Array] = {}
+    for d, target in enumerate(about.targets):
+        value_N = value_ND[:, d].numpy()
+        columns[target.name] = pa.array(value_N)
+        if about.site is not None and about.site.errors:
+            columns[f"{target.name}_std"] = pa.array([about.site.errors[d].std] * len(value_N), pa.float64())
+        if half_D is not None:
+            columns[f"{target.name}_low"] = pa.array(value_N - half_D[d])
+            columns[f"{target.name}_high"] = pa.array(value_N + half_D[d])
+    return pa.table(_beside(beside, tuple(columns)) | columns)
+
+
+def _beside(beside: pd.DataFrame, taken: Sequence[str]) -> dict[str, pa.Array]:
+    """Columns of the data, with other names where these are taken by predictions."""
+    columns = {str(c): pa.array(beside[c], from_pandas=True) for c in beside}
+    for name in taken:
+        if name in columns:
+            columns[f"{name} of the data"] = columns.pop(name)
+    return columns
 
 
 def threshold_of(bundle: Bundle, level: float) -> float:

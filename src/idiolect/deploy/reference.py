@@ -22,6 +22,7 @@ from idiolect.deploy.bundle import Bundle, Personal
 from idiolect.deploy.harm import fold_numbers
 from idiolect.deploy.on_features import on_features
 from idiolect.deploy.samples import Samples
+from idiolect.deploy.schema import About
 from idiolect.statistics.covariance import pack, ridge, shrink, unpack
 from idiolect.statistics.gaussian import Gaussian, estimate
 from idiolect.statistics.moments import moments
@@ -55,16 +56,23 @@ class Reference(NamedTuple):
     half_N: Tensor
     """The Gaussians that a sample's distance is to; they are made without it."""
     distance_N: Tensor
+    value_ND: Tensor | None = None
+    """What the global model predicts of them, as scaled numbers; None of classes."""
 
 
-def features(bundle: Bundle, x_R: Tree) -> Tensor:
-    """The global model's representation (R, d) of samples as stored; its log-probabilities where it notes none."""
-    model, method, parts = Personal(bundle.model().down, bundle.fresh), bundle.received, []
+def features(bundle: Bundle, x_R: Tree) -> tuple[Tensor, Tensor]:
+    """The global model's representation (R, d) of samples as stored, and what it predicts of them (R, ...).
+
+    Where it notes no representation, both are what it predicts.
+    """
+    model, method = Personal(bundle.model().down, bundle.fresh), bundle.received
+    seen, outputs = list[Tensor](), list[Tensor]()
     for x_B in tree.split(x_R, _CHUNK):
         with watching() as representations, torch.no_grad():
-            logp_BC = method.predict(model.down, model.client, x_B)
-        parts.append((representations[0] if representations else logp_BC).flatten(1).double())
-    return torch.cat(parts)
+            output_BC = method.predict(model.down, model.client, x_B)
+        seen.append((representations[0] if representations else output_BC).flatten(1).double())
+        outputs.append(output_BC.double())
+    return torch.cat(seen), torch.cat(outputs)
 
 
 def make(z_Nd: Tensor, y_N: Tensor, said_N: Tensor, key: Tensor, group_N: Tensor | None = None) -> Reference:
@@ -96,15 +104,20 @@ def make(z_Nd: Tensor, y_N: Tensor, said_N: Tensor, key: Tensor, group_N: Tensor
 
 
 def of_site(bundle: Bundle, samples: Samples, said_N: Tensor, key: Tensor) -> bytes:
-    """The file of a site's reference; see ``make``."""
+    """The file of a site's reference; see ``make``. Samples with numbers are all of one class."""
     bundle, samples = on_features(bundle, samples)
     group_N = samples.group_N if samples.group_N is not None and len(torch.unique(samples.group_N)) > 1 else None
-    return content(make(features(bundle, samples.x_N), samples.y_N, said_N, key, group_N))
+    z_Nd, output_NC = features(bundle, samples.x_N)
+    if bundle.about.targets:
+        one_N = torch.zeros(len(z_Nd), dtype=torch.int64)
+        return content(make(z_Nd, one_N, one_N, key, group_N)._replace(value_ND=output_NC))
+    return content(make(z_Nd, samples.y_N, said_N, key, group_N))
 
 
 def content(reference: Reference) -> bytes:
     """The file of a reference."""
-    return safetensors.torch.save({name: tensor.contiguous() for name, tensor in reference._asdict().items()})
+    tensors = {name: tensor for name, tensor in reference._asdict().items() if tensor is not None}
+    return safetensors.torch.save({name: tensor.contiguous() for name, tensor in tensors.items()})
 
 
 def read(bundle: Bundle) -> Reference:
@@ -119,7 +132,7 @@ def read(bundle: Bundle) -> Reference:
         raise InputError(f"{bundle.folder} cannot be watched, because {bundle.unwatched(LEAST)}")
     try:
         reference = Reference(**safetensors.torch.load(bundle.other(FILE)))
-        _check(reference, len(bundle.about.classes))
+        _check(reference, bundle.about)
     except (SafetensorError, TypeError, ValueError) as error:
         raise InputError(f"{bundle.folder / FILE} is not readable ({error}): join again") from None
     return reference
@@ -160,13 +173,14 @@ def _gaussian(z_Nd: Tensor, y_N: Tensor, classes: int) -> Gaussian:
     return Gaussian(raw.mean_Cd.float(), ridge(shrink(raw.cov_dd, weight), _SMALL).float())
 
 
-def _check(reference: Reference, classes: int) -> None:
+def _check(reference: Reference, about: About) -> None:
     p, d, n = len(reference.class_P), reference.mean_HPd.shape[-1], len(reference.half_N)
     shapes = {
         "class_P": (p,), "share_P": (p,), "confusion_PP": (p, p), "near_HP": (2, p), "count_HP": (2, p),
         "mean_HPd": (2, p, d), "cov_HD": (2, d * (d + 1) // 2), "half_N": (n,), "distance_N": (n,),
     }  # fmt: skip
-    if {name: tuple(a.shape) for name, a in reference._asdict().items()} != shapes:
+    shapes |= {"value_ND": (n, len(about.targets))} if about.targets else {}
+    if {name: tuple(a.shape) for name, a in reference._asdict().items() if a is not None} != shapes:
         raise ValueError("its tensors have other shapes")
-    if not 0 <= int(reference.class_P.min()) <= int(reference.class_P.max()) < classes:
+    if not 0 <= int(reference.class_P.min()) <= int(reference.class_P.max()) < max(1, len(about.classes)):
         raise ValueError("it has other classes")

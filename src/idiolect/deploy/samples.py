@@ -9,19 +9,18 @@ from typing import NamedTuple
 
 import numpy as np
 import pandas as pd
-import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
 from idiolect.core.errors import InputError, listed, nearest, option
 from idiolect.core.tree import Tree
 from idiolect.data.custom import dates, images, streaming, tables
-from idiolect.data.custom.columns import by_value, find_target, fold, missing, text_of
+from idiolect.data.custom.columns import by_value, fold, missing, text_of
 from idiolect.data.custom.form import Form
 from idiolect.data.custom.images import EncodedImage
 from idiolect.data.custom.npz import is_npz
 from idiolect.data.custom.parts import Part
-from idiolect.data.custom.questions import answered, columns_asked
+from idiolect.data.custom.questions import columns_asked
 from idiolect.data.custom.text_files import Roles
 from idiolect.data.custom.texts import joined
 from idiolect.data.custom.windows import windows
@@ -29,14 +28,14 @@ from idiolect.data.datasets.dataset import Encoding
 from idiolect.data.text.tokens import Tokens, filled_up, unit
 from idiolect.deploy import array_files, units
 from idiolect.deploy.groups import group_numbers, group_of
-from idiolect.deploy.schema import Inputs, Scale
+from idiolect.deploy.schema import Inputs, Scale, TargetPart
+from idiolect.deploy.target_columns import labels as labels
+from idiolect.deploy.target_columns import with_targets
 
 # R samples, N samples of this site, F features
 
 log = logging.getLogger(__name__)
 
-_OFF = 8  # standard deviations from the mean at which half of the values look like those of another unit
-_APART = 2  # standard deviations between means, with spreads that differ by the factor above
 _FEW = 8  # values of which a mean and a spread say something
 _LOOKED_AT = 1024  # rows of which they are taken, at most twice as many
 _OTHERS = "the sites that trained"
@@ -49,7 +48,8 @@ class Samples(NamedTuple):
 
     x_N: Tree
     y_N: Tensor
-    """Places among the bundle's classes, int64."""
+    """Places among the bundle's classes, int64; where it predicts numbers, what its network learns of them (N, D),
+    float64."""
     group_N: Tensor | None = None
     """Which samples belong together, int64; None where each stands for itself."""
 
@@ -70,41 +70,44 @@ def read(
     form: Form = Form(),  # noqa: B008  immutable
     group_column: str | None = None,
     usual_group: str | None = None,
+    targets: Sequence[TargetPart] = (),
 ) -> Samples:
-    """A site's labelled samples.
+    """A site's samples with their labels or numbers.
 
     Args:
         where: a table (.csv, .tsv, .data, .parquet, .jsonl, .arff), or a folder of images as ``<class>/<image>`` or
             beside a metadata.csv; in a .gz or .zip too; a pattern of tables; or arrays by name (.npz).
         inputs: what the bundle takes.
         classes: the names of its classes.
-        target: the column of labels, or a question as ``num>0``; folders of classes need none.
+        target: the column of labels, or a question as ``num>0``; folders of classes need none. Of numbers their
+            columns, joined by +, or None for those that are named as in training.
         resize: whether images of another size are stretched.
         as_is: columns whose numbers are used although they look like those of another unit.
         form: how the tables are written.
         group_column: the column that says which samples belong together.
         usual_group: that of the training, which counts where the site has such a column and no other is given.
+        targets: the numbers that the bundle predicts, in place of classes.
 
     Raises:
         InputError: there is nothing of the kind, or its columns, labels or images are not what the bundle takes.
     """
-    reader = Reader(inputs, str(where), resize=resize, as_is=as_is, form=form)
+    names = [one.name for one in targets]
+    reader = Reader(inputs, str(where), resize=resize, as_is=[c for c in as_is if c not in names], form=form)
     x_N: Tree | None = None
     if is_npz(where):
-        x_N, part = array_files.read(where, reader)
+        x_N, part = array_files.read(where, reader, target, names)
     else:
-        [part] = streaming.whole(where, target=target, roles=reader.roles(target))
+        given = "+".join(f'"{name}"' for name in names) if targets and target is None else target
+        [part] = streaming.whole(where, target=given, roles=reader.roles(given, names))
         reader.check(part)
-    part = part._replace(frame=answered(form.known(part.frame), target, str(where)))
-    label = find_target([str(c) for c in part.frame], target, str(where))
-    y_N = labels(part.frame[label], classes, str(where))
+    frame, y_N, goal = with_targets(form.known(part.frame), classes, targets, target, str(where), as_is)
     if not len(y_N):
         raise InputError(f"{where} has no samples: give some")
-    group = group_of(part.frame, label, group_column, usual_group, str(where))
-    beside = part.frame.drop(columns=[label] if group is None or reader.takes(group) else [label, group])
-    group_N = None if group is None else group_numbers(part.frame[group], group, str(where))
+    group = group_of(frame.drop(columns=goal[1:]), goal[0], group_column, usual_group, str(where))
+    beside = frame.drop(columns=goal if group is None or reader.takes(group) else [*goal, group])
+    group_N = None if group is None else group_numbers(frame[group], group, str(where))
     x_N = reader.encode(Part(beside, part.pictures)) if x_N is None else x_N
-    return Samples(x_N, torch.from_numpy(y_N), group_N)
+    return Samples(x_N, y_N, group_N)
 
 
 def stream(
@@ -134,29 +137,6 @@ def stream(
         yield x_R, beside
 
 
-def labels(values: pd.Series, classes: Sequence[str], where: str) -> NDArray[np.int64]:
-    """The places (N,) of labels among the classes.
-
-    Raises:
-        InputError: a label is missing or is not a class.
-    """
-    gaps = np.flatnonzero(missing(values, ("",)))
-    if gaps.size:
-        raise InputError(
-            f"the label is missing in {gaps.size} of {len(values)} rows of {where} (the first is row {gaps[0]}, "
-            "counting from 0): fill it in or remove those rows"
-        )
-    names = values.astype(object).map(text_of)
-    place = {name: k for k, name in enumerate(classes)}
-    unknown = sorted(set(names) - set(place))
-    if unknown:
-        raise InputError(
-            f"{where} has the label {unknown[0]!r}, which the bundle does not know; its classes are "
-            f"{listed(classes, 12)}: correct the labels, or remove those rows"
-        )
-    return np.array(names.map(place), np.int64)
-
-
 class Reader:
     """Makes a site's tables and images what a bundle takes, and says once what it changed."""
 
@@ -173,9 +153,11 @@ class Reader:
         if unknown := [c for c in as_is if c not in {e.name for e in inputs.columns}]:
             raise InputError(f"as_is: the bundle takes no column {unknown[0]!r}: leave it out")
 
-    def roles(self, target: str | None) -> Roles:
-        """What the columns of a text file are for."""
+    def roles(self, target: str | None, numbers: Sequence[str] = ()) -> Roles:
+        """What the columns of a text file are for; ``numbers`` are those that the bundle predicts."""
         asked, bases = columns_asked(target), dates.columns_of(e.name for e in self.inputs.columns)
+        asked |= set() if target is None else {name.strip('" ') for name in target.split("+")}
+        asked |= set(numbers)
         return Roles(
             target, features=lambda name: self.takes(name) or name in asked or fold(name) in bases,
             scale_of=self._moments, form=self._form,
@@ -360,7 +342,7 @@ class Reader:
                 if self.inputs.scales:
                     x_N = self._compare_sizes(encoding, x_N, self.inputs.scales[k])
                 mean, std = self.inputs.mean[at], self.inputs.std[at]
-                if len(x_N) >= _FEW and _of_another_unit(x_N, mean, std):
+                if len(x_N) >= _FEW and units.of_another_unit(x_N, mean, std):
                     shift = encoding.shift
                     raise InputError(
                         f"column {encoding.name!r} of {self.where} looks like another unit: its mean is "
@@ -391,8 +373,3 @@ class Reader:
         if sentence not in self._sentences:
             self._sentences.add(sentence)
             log.warning("%s: %s", self.where, sentence)
-
-
-def _of_another_unit(x_N: NDArray[np.float64], mean: float, std: float) -> bool:
-    far = (np.abs(x_N - mean) > _OFF * std).mean() > 0.5
-    return bool(far or (abs(x_N.mean() - mean) > _APART * std and not 1 / _OFF < x_N.std() / std < _OFF))

@@ -9,6 +9,7 @@ from pydantic import AfterValidator, BaseModel, ConfigDict, Field, model_validat
 
 from idiolect.core import inputs as forms
 from idiolect.core.method import Augment
+from idiolect.core.objectives import OBJECTIVES, Objective, TaskName
 from idiolect.core.option_spec import Spec, complete
 from idiolect.core.schedules import schedule_of
 from idiolect.data.datasets.dataset import Encoding
@@ -201,9 +202,9 @@ class ClientPart(_Part):
     train: int
     test: int
     received: _Finite | None = None
-    """Accuracy of the model that the server sends, 0 to 1."""
+    """Accuracy of the model that the server sends, 0 to 1; of numbers the mean squared error."""
     personal: _Finite | None = None
-    """Accuracy of its personal model, 0 to 1."""
+    """The same of its personal model."""
     new: bool = False
     """Whether it did not train."""
 
@@ -239,9 +240,29 @@ class Provenance(_Part):
     dataset: str
     data_digest: str
     samples: tuple[int, ...]
-    """Training samples of each class over all clients that trained."""
+    """Training samples of each class over all clients that trained; of numbers those of all clients."""
     participants: _Count | None = None
     """Clients that trained in a round and whose upload counted; None where this is not known, as at a site."""
+
+
+class ErrorsPart(_Part):
+    """How far a site's model was from a number of the target, in its units, for samples that it was made without.
+
+    Attributes:
+        std: the root of the mean squared error.
+        sizes: the absolute errors, sorted.
+        weights: of these, where samples belong to groups, as ``Site.score_weights``; () where each stands for itself.
+    """
+
+    std: Annotated[float, Field(ge=0, allow_inf_nan=False)]
+    sizes: Annotated[tuple[Annotated[float, Field(ge=0, allow_inf_nan=False)], ...], Field(min_length=1)]
+    weights: tuple[Annotated[float, Field(gt=0, le=1)], ...] = ()
+
+    @model_validator(mode="after")
+    def _weight_of_every_error(self) -> Self:
+        if len(self.weights) not in (0, len(self.sizes)):
+            raise ValueError(f"weights has {len(self.weights)} numbers for {len(self.sizes)} errors")
+        return self
 
 
 class Site(_Part):
@@ -249,16 +270,17 @@ class Site(_Part):
 
     Attributes:
         ships: which model it is: one, or a blend of several.
-        weights: the exponent of each model in a product of experts.
+        weights: the exponent of each model in a product of experts; of numbers, its weight in their mean.
         why: a sentence.
         samples: how many the site had.
-        compared: for each model its out-of-fold accuracy and log loss, and its difference to the global one.
+        compared: for each model its out-of-fold accuracy and log loss, or errors, and its difference to the global one.
         scores: for each of the site's samples the probability of the right class, by a model made without the sample;
             sorted.
         score_weights: of the scores, where samples belong to groups: 1 / ((G + 1) n) for one of n samples of one of G
             groups. () where each sample stands for itself.
         prior_shift: for each class the log of its proportion now over that in the site's samples, where the model was
             adapted to other proportions.
+        errors: of each number of the target.
     """
 
     ships: Literal["global", "personal", "local", "blend"]
@@ -269,6 +291,7 @@ class Site(_Part):
     scores: tuple[Annotated[float, Field(ge=0, le=1.01)], ...] = ()
     score_weights: tuple[Annotated[float, Field(gt=0, le=1)], ...] = ()
     prior_shift: tuple[_Finite, ...] = ()
+    errors: tuple[ErrorsPart, ...] = ()
 
     @model_validator(mode="after")
     def _weight_of_every_score(self) -> Self:
@@ -285,6 +308,8 @@ class About(_Part):
         version: of this format.
         kind: "join": what a new client gets, from which a site makes its own model; "models": personal models that are
             ready to predict.
+        classes: the names of the classes; () where numbers are predicted.
+        targets: the numbers that are predicted; () where classes are.
         models: the names of the personal models, in the order in which they are stored.
         files: SHA-256 of each other file of the folder.
     """
@@ -294,7 +319,8 @@ class About(_Part):
     kind: Literal["join", "models"]
     method: MethodPart
     network: NetworkPart
-    classes: tuple[_Name, ...] = Field(min_length=1, max_length=100_000)
+    classes: tuple[_Name, ...] = Field(default=(), max_length=100_000)
+    targets: tuple[TargetPart, ...] = Field(default=(), max_length=100_000)
     clients: _Count
     training: TrainingPart
     inputs: Inputs
@@ -305,6 +331,32 @@ class About(_Part):
     provenance: Provenance | None = None
     site: Site | None = None
     files: dict[str, Annotated[str, Field(pattern="^[0-9a-f]{64}$")]] = Field(default_factory=dict)
+
+    @property
+    def task(self) -> TaskName:
+        """What is predicted."""
+        return "regression" if self.targets else "classification"
+
+    @property
+    def objective(self) -> Objective:
+        """The loss, what predictions are, and the score."""
+        return OBJECTIVES[self.task]
+
+    @property
+    def outputs(self) -> int:
+        """How many numbers the network returns for a sample."""
+        return len(self.targets or self.classes)
+
+    @model_validator(mode="after")
+    def _classes_or_targets(self) -> Self:
+        if bool(self.classes) == bool(self.targets):
+            raise ValueError("classes and targets: it has both or neither")
+        names = [target.name for target in self.targets]
+        if len(set(names)) < len(names):
+            raise ValueError("targets: a name occurs twice")
+        if self.site and self.site.errors and len(self.site.errors) != len(self.targets):
+            raise ValueError("site.errors does not have one for each number of the target")
+        return self
 
     @model_validator(mode="after")
     def _shift_of_every_class(self) -> Self:

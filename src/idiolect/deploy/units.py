@@ -25,6 +25,8 @@ _APART = 2.5
 _NARROW = 0.02  # the least interquartile range of logarithms, because quartiles are rounded
 _MANY, _HARDLY = 0.5, 0.2  # shares of zeros: at a site where they may stand for missing values, and at the others
 _CLOSE = 0.25  # by which a ratio of medians may differ from a known factor
+_OFF = 8  # standard deviations from the mean at which half of the numbers look like those of another unit
+_BETWEEN = 2  # standard deviations between means, with spreads that differ by the factor above
 
 
 class Apart(NamedTuple):
@@ -74,6 +76,12 @@ _UNITS = (
     _Unit(100.0, "", "shares, m or units", "per cent, cm or hundredths"),
     _Unit(1000.0, "", "kg, g or thousands", "g, mg or ones"),
 )
+
+
+def of_another_unit(x_R: NDArray[np.float64], mean: float, std: float) -> bool:
+    """Whether numbers look like those of another unit, by the mean and the standard deviation of others."""
+    far = (np.abs(x_R - mean) > _OFF * std).mean() > 0.5
+    return bool(far or (abs(x_R.mean() - mean) > _BETWEEN * std and not 1 / _OFF < x_R.std() / std < _OFF))
 
 
 def scale_of(x_R: NDArray[np.floating], few: int = FEW) -> Scale:

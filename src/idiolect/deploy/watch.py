@@ -1,4 +1,4 @@
-"""Watching: has the world moved since the site joined? Without labels, at a stated rate of false alarms."""
+"""Watching: has the world moved since the site joined? At a stated rate of false alarms, without labels."""
 
 from __future__ import annotations
 
@@ -13,14 +13,16 @@ from torch import Tensor
 
 from idiolect.core import files
 from idiolect.core.errors import InputError
-from idiolect.deploy import card, reference
+from idiolect.core.objectives import number
+from idiolect.deploy import card, numbers, reference
 from idiolect.deploy.bundle import Bundle, log_probabilities, write
 from idiolect.deploy.on_features import some_features
 from idiolect.deploy.reference import Reference
+from idiolect.deploy.schema import About
 from idiolect.engines.threads import OneThread
 from idiolect.statistics import shift
 
-# M new samples, P classes at the site, R named classes: these and the others together
+# M new samples, P classes at the site, R named classes: these and the others together, D numbers of a target
 
 LEAST = 10
 """New samples that are needed."""
@@ -32,7 +34,8 @@ class Features(NamedTuple):
 
     p: float
     farther: float
-    """The share of pairs in which a new sample is farther from the site's classes than an own one; 0.5: no change."""
+    """The share of pairs in which a new sample is farther from the site's classes than an own one; 0.5: no change. Of
+    numbers, all samples are of one class."""
     moved: bool
 
 
@@ -54,6 +57,17 @@ class Labels(NamedTuple):
     moved: bool
 
 
+class Means(NamedTuple):
+    """Whether numbers of the samples, one for each of the target, are others than before."""
+
+    p: float
+    before: dict[str, float]
+    """The mean at the site, in the units of the data."""
+    now: dict[str, float]
+    """The mean of the new samples."""
+    moved: bool
+
+
 class WatchResult(NamedTuple):
     """What the comparison of new samples with a site's own found."""
 
@@ -63,41 +77,65 @@ class WatchResult(NamedTuple):
     """Samples that the site was made from."""
     new: int
     features: Features
-    labels: Labels
+    labels: Labels | None
+    """None of numbers."""
     near: tuple[tuple[int, ...], ...]
     """For each half, how many new samples were nearest to each class."""
+    predictions: Means | None = None
+    """Of numbers, what the global model predicts."""
+    errors: Means | None = None
+    """Of numbers, the absolute errors of the site's model, where the new samples have targets."""
+
+    @property
+    def tests(self) -> list[Features | Labels | Means]:
+        """What was tested."""
+        parts = (self.features, self.labels, self.predictions, self.errors)
+        return [part for part in parts if part is not None]
 
     @property
     def alarm(self) -> bool:
         """Whether something moved."""
-        return self.features.moved or self.labels.moved
+        return any(test.moved for test in self.tests)
 
     @property
     def adaptable(self) -> bool:
         """Whether only the classes' proportions moved, and the new ones are known."""
+        if self.labels is None:
+            return False
         return self.labels.moved and not self.features.moved and bool(self.labels.shares)
 
     def as_json(self) -> dict[str, Any]:
         """Everything, for JSON."""
-        shares = {name: share._asdict() for name, share in self.labels.shares.items()}
-        return {
-            **self._asdict(), "alarm": self.alarm, "features": self.features._asdict(),
-            "labels": self.labels._asdict() | {"shares": shares}, "sentences": sentences(self),
-        }  # fmt: skip
+        parts: dict[str, Any] = {"features": self.features._asdict()}
+        if self.labels is not None:
+            shares = {name: share._asdict() for name, share in self.labels.shares.items()}
+            parts["labels"] = self.labels._asdict() | {"shares": shares}
+        parts |= {name: part._asdict() for name in ("predictions", "errors") if (part := getattr(self, name))}
+        plain = {name: getattr(self, name) for name in ("level", "own", "new", "near")}
+        return {**plain, **parts, "alarm": self.alarm, "sentences": sentences(self)}
 
 
-def watch(bundle: Bundle, x_M: Tensor | Iterable[Tensor], *, level: float = 0.05) -> WatchResult:
+def watch(
+    bundle: Bundle, x_M: Tensor | Iterable[Tensor], *, y_MD: Tensor | None = None, level: float = 0.05
+) -> WatchResult:
     """Compare new samples with those that a site was made from.
 
     Two tests. Features: distances to the nearest class Gaussian, in the representation of the global model, of new
     samples and of the site's own, by a rank test. Labels: how often each class is the nearest one, by an exact test of
     counts. Each half of the own samples is compared by Gaussians of the other half, and the smaller p counts twice. So
-    the level of both holds for every distribution. The alarm is Holm's of both. The new proportions are estimated from
-    what the site's model names. Samples must be independent of each other.
+    the level of both holds for every distribution. The new proportions are estimated from what the site's model names.
+
+    Where numbers are predicted, features are tested as those of one class, and in place of labels what the global model
+    predicts: by the Kolmogorov-Smirnov test, the smallest p of the numbers of a target times their count. With targets
+    a third test compares absolute errors, by ranks: whether the new ones of the site's model are larger than those of
+    its own samples, which were predicted by models made without them.
+
+    The alarm is Holm's of all tests. Samples must be independent of each other.
 
     Args:
         bundle: that ``join`` wrote.
         x_M: new samples as stored, all at once or some at a time; without labels.
+        y_MD: of numbers, what networks learn of the targets, if they are known.
         level: of the alarm, 0 to 1.
 
     Raises:
@@ -111,6 +149,7 @@ def watch(bundle: Bundle, x_M: Tensor | Iterable[Tensor], *, level: float = 0.05
     frozen = bundle.about.network.features is not None
     seen = bundle.on_features() if frozen else bundle
     classes = len(bundle.about.classes)
+    new_outputs, site_outputs = list[Tensor](), list[Tensor]()  # of numbers: of the global and the site's model
     far: list[list[Tensor]] = [[], []]
     gaussians = [reference.gaussian(own, half) for half in range(2)]
     near_HP = torch.zeros_like(own.near_HP)
@@ -118,40 +157,102 @@ def watch(bundle: Bundle, x_M: Tensor | Iterable[Tensor], *, level: float = 0.05
     with OneThread():
         for x_B in [x_M] if isinstance(x_M, Tensor | dict) else x_M:
             seen_B = some_features(bundle, x_B) if frozen else x_B  # once for the two lines that follow
-            z_Bd, logp_BC = reference.features(seen, seen_B), log_probabilities(model, seen.unshifted, seen_B)
+            (z_Bd, global_BC), output_BC = (
+                reference.features(seen, seen_B),
+                log_probabilities(model, seen.unshifted, seen_B),
+            )
             for half, distances in enumerate(far):
                 far_B, near_B = reference.nearest(z_Bd, gaussians[half], own.count_HP[half])
                 distances.append(far_B)
                 near_HP[half] += torch.bincount(near_B, minlength=len(near_HP[half]))
-            said_C += torch.bincount(logp_BC.argmax(1), minlength=classes)
-    if (count := int(said_C.sum())) < LEAST:
+            if classes:
+                said_C += torch.bincount(output_BC.argmax(1), minlength=classes)
+            else:
+                new_outputs.append(global_BC)
+                site_outputs.append(output_BC.double())
+    if (count := int(near_HP[0].sum())) < LEAST:
         raise InputError(f"{count} new samples are too few to tell whether something moved: give {LEAST} or more")
     features = _features(own, [torch.cat(distances) for distances in far])
-    labels = _labels(own, near_HP, said_C[own.class_P], bundle.about.classes)
-    first, second = sorted((features.p, labels.p))
-    some, both = first <= level / 2, first <= level / 2 and second <= level
-    alarms = [both or (some and p == first) for p in (features.p, labels.p)]
-    return WatchResult(
-        level, len(own.half_N), count, features._replace(moved=alarms[0]), labels._replace(moved=alarms[1]),
-        tuple(map(tuple, near_HP.tolist())),
-    )  # fmt: skip
+    result = WatchResult(level, len(own.half_N), count, features, None, tuple(map(tuple, near_HP.tolist())))
+    if classes:
+        labels = _labels(own, near_HP, said_C[own.class_P], bundle.about.classes)
+        return _judged(result._replace(labels=labels))
+    errors = None if y_MD is None else _errors(bundle.about, torch.cat(site_outputs) - y_MD)
+    return _judged(result._replace(predictions=_predictions(bundle.about, own, torch.cat(new_outputs)), errors=errors))
+
+
+def _judged(result: WatchResult) -> WatchResult:
+    """What of it is an alarm, by Holm's rule."""
+    p_T = sorted(test.p for test in result.tests)
+    enough = [p <= result.level / (len(p_T) - k) for k, p in enumerate(p_T)]
+    least = p_T[: enough.index(False) if False in enough else len(p_T)]
+
+    def judged(test: Any) -> Any:
+        return test and test._replace(moved=test.p in least)
+
+    names = ("features", "labels", "predictions", "errors")
+    return result._replace(**{name: judged(getattr(result, name)) for name in names})
+
+
+def _predictions(about: About, own: Reference, value_MD: Tensor) -> Means:
+    assert own.value_ND is not None
+    pairs = list(zip(own.value_ND.T.numpy(), value_MD.T.numpy(), strict=True))
+    p = min(1.0, len(pairs) * min(shift.distributions_differ(*pair) for pair in pairs))
+    before_D, now_D = (numbers.unscaled(part, about.targets).mean(0).tolist() for part in (own.value_ND, value_MD))
+    names = [target.name for target in about.targets]
+    return Means(p, dict(zip(names, before_D, strict=True)), dict(zip(names, now_D, strict=True)), False)
+
+
+def _errors(about: About, error_MD: Tensor) -> Means:
+    assert about.site is not None
+    size_MD = (error_MD * numbers.moments(about.targets)[1]).abs().numpy()
+    own = [np.array(part.sizes) for part in about.site.errors]
+    tests = [shift.ranks(own_N, new_M, larger=True) for own_N, new_M in zip(own, size_MD.T, strict=True)]
+    names = [target.name for target in about.targets]
+    before = {name: float(own_N.mean()) for name, own_N in zip(names, own, strict=True)}
+    now = dict(zip(names, size_MD.mean(0).tolist(), strict=True))
+    return Means(min(1.0, len(tests) * min(test.p for test in tests)), before, now, False)
 
 
 def sentences(result: WatchResult) -> list[str]:
     """What was found, for people."""
     features, labels = result.features, result.labels
+    middle = "classes" if labels else "middle"
     samples = f"{result.new:,} new samples"
     lines = []
     if not result.alarm:
         lines.append(f"Nothing moved that {samples} show against the site's {result.own:,}.")
     lines.append(
         f"The features {'moved' if features.moved else 'did not move'}: a new sample is farther from the site's "
-        f"classes than one of its own in {100 * features.farther:.0f}% of pairs; 50% is no change "
+        f"{middle} than one of its own in {100 * features.farther:.0f}% of pairs; 50% is no change "
         f"(p = {_p(features.p)})."
     )
-    lines.append(
-        f"The classes {'no longer occur' if labels.moved else 'occur'} as often as before (p = {_p(labels.p)})."
-    )
+    if labels is not None:
+        lines += _of_labels(labels, features)
+    if (means := result.predictions) is not None:
+        how = "moved" if means.moved else "did not move"
+        lines.append(
+            f"The predictions of the global model {how} (p = {_p(means.p)}): {_before_and_now('mean', means)}."
+        )
+    if (means := result.errors) is not None:
+        how = "are larger than before" if means.moved else "are not larger than before"
+        what = _before_and_now("mean absolute error", means)
+        lines.append(f"The errors of the site's model {how} (p = {_p(means.p)}): {what}.")
+    rate = f"Where nothing moves, at most {100 * result.level:g}% of such comparisons raise an alarm."
+    return [*lines, rate, *_advice(result)]
+
+
+def _before_and_now(what: str, means: Means) -> str:
+    few = list(means.before.items())[:_SHOWN]
+    names = [f" of {name}" if len(means.before) > 1 else "" for name, _ in few]
+    pairs = zip(names, few, strict=True)
+    return ", ".join(f"{what}{of} {number(before)} before, {number(means.now[n])} now" for of, (n, before) in pairs)
+
+
+def _of_labels(labels: Labels, features: Features) -> list[str]:
+    """Sentences about the proportions of the classes."""
+    how = "no longer occur" if labels.moved else "occur"
+    lines = [f"The classes {how} as often as before (p = {_p(labels.p)})."]
     if labels.moved and not labels.shares:
         lines.append("How often each occurs cannot be estimated: the site never had the classes that are predicted.")
     elif labels.moved:
@@ -163,8 +264,7 @@ def sentences(result: WatchResult) -> list[str]:
         )
         only = ", if the features of each class are as before, which they are not" if features.moved else ""
         lines.append(f"Their proportions changed{only}: {', '.join(changes)}.")
-    rate = f"Where nothing moves, at most {100 * result.level:g}% of such comparisons raise an alarm."
-    return [*lines, rate, *_advice(result)]
+    return lines
 
 
 def adapt(bundle: Bundle, result: WatchResult, out: Path) -> Bundle:
@@ -186,7 +286,7 @@ def adapt(bundle: Bundle, result: WatchResult, out: Path) -> Bundle:
     Source: Saerens, Latinne & Decaestecker, Adjusting the Outputs of a Classifier to New a Priori Probabilities, Neural
     Computation 2002, Eq. 2.4.
     """
-    if not result.adaptable:
+    if not result.adaptable or result.labels is None:
         why = " ".join(_advice(result)) or "Nothing moved."
         raise InputError(f"{bundle.folder} is not adapted. {why}")
     files.vacant(out)
@@ -233,6 +333,12 @@ def _labels(own: Reference, near_HP: Tensor, said_P: Tensor, classes: tuple[str,
 def _advice(result: WatchResult) -> list[str]:
     if not result.alarm:
         return []
+    if result.predictions is not None:
+        if result.errors is not None and result.errors.moved:
+            return ["The site's model predicts worse than it did: join again with new samples."]
+        if result.errors is not None:
+            return ["The site's model predicts as well as before."]
+        return ["Whether the site's model still predicts well, samples with targets say: idiolect watch --target."]
     if result.features.moved:
         return ["The site's model needs labels of new samples: give some to idiolect join."]
     if not result.adaptable:

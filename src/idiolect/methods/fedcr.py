@@ -28,7 +28,17 @@ from idiolect.core.method import (
     watch,
 )
 from idiolect.statistics.experts import Experts, class_products, kl_diagonal, posterior
-from idiolect.training import Batch, batch_features, batches, mean, require_classes, rows, sgd, trained_loss
+from idiolect.training import (
+    Batch,
+    batch_features,
+    batches,
+    mean,
+    require_classes,
+    require_unweighted,
+    rows,
+    sgd,
+    trained_loss,
+)
 
 PERSONAL = ("head_epochs", "predict_with")
 SEARCH = {"lr": "0.005..0.2:log", "beta": "0.00001..0.01:log"}
@@ -129,6 +139,7 @@ def fedcr(
     natural parameters in float64.
     """
     require_classes(task, "fedcr", "its clients share a distribution of each class")
+    require_unweighted(task, "fedcr")
     network, rule = task.network, SGD(lr, momentum, weight_decay, clip)
 
     def encoder_of(key: Tensor) -> Encoder:

@@ -20,6 +20,7 @@ from idiolect.training import (
     cross_entropy_mean,
     features,
     require_classes,
+    require_unweighted,
     rows,
     sgd,
     stateless,
@@ -95,6 +96,7 @@ def fedlda(
     layers are, by Kaiming's method at a smaller scale.
     """
     require_classes(task, "fedlda", "its head is made from a Gaussian of each class")
+    require_unweighted(task, "fedlda")
     network, classes, width = task.network, task.classes, task.network.width
 
     def init_server(key: Tensor) -> Shared:

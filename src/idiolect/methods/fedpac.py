@@ -22,6 +22,7 @@ from idiolect.training import (
     features,
     mean,
     require_classes,
+    require_unweighted,
     rows,
     sgd,
     stateless,
@@ -141,6 +142,7 @@ def fedpac(
     rounding and counts as 0. The released code stops at a class that no participant has.
     """
     require_classes(task, "fedpac", "its clients pull features towards class means and combine heads by class")
+    require_unweighted(task, "fedpac")
     network, rule = task.network, task.training.optimiser
 
     def init_server(key: Tensor) -> Server:

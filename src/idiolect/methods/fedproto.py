@@ -21,6 +21,7 @@ from idiolect.training import (
     log_softmax_of,
     mean,
     require_classes,
+    require_unweighted,
     rows,
     sgd,
     trained,
@@ -101,6 +102,7 @@ def fedproto(
     takes.
     """
     require_classes(task, "fedproto", "its clients share a prototype of each class")
+    require_unweighted(task, "fedproto")
     network, training = task.network, task.training
     everyone = prototypes == "global"
 

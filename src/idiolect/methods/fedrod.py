@@ -19,6 +19,7 @@ from idiolect.training import (
     cross_entropy_mean,
     joins_by_training,
     require_classes,
+    require_unweighted,
     rows,
     sgd,
     trained,
@@ -84,6 +85,7 @@ def fedrod(
     form, one hidden layer whose output layer starts at zero, is a choice made here.
     """
     require_classes(task, "fedrod", "its loss is balanced by the counts of the classes")
+    require_unweighted(task, "fedrod")
     network, classes = task.network, task.classes
     hypernetwork = personal_head == "hypernetwork"
     zero = {"weight": torch.zeros(classes, network.width), "bias": torch.zeros(classes)}

@@ -22,6 +22,7 @@ from idiolect.training import (
     mean,
     optimiser_state,
     require_classes,
+    require_unweighted,
     rows,
     sgd,
     sgd_from,
@@ -127,6 +128,7 @@ def fedsr(
     not change its parameters; here r_mu, r_sigma and a still decay, but nothing uses them.
     """
     require_classes(task, "fedsr", "it has a distribution of each class")
+    require_unweighted(task, "fedsr")
     network, rule = task.network, task.training.optimiser
 
     def start(key: Tensor) -> tuple[Shared, Reference]:

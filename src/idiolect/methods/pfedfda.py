@@ -23,6 +23,7 @@ from idiolect.training import (
     groups,
     inner,
     require_classes,
+    require_unweighted,
     rows,
     sgd,
     stateless,
@@ -135,6 +136,7 @@ def pfedfda(
     L-BFGS from 0.5 with the gradient cut to zero outside [0, 1]).
     """
     require_classes(task, "pfedfda", "its head is made from a Gaussian of each class")
+    require_unweighted(task, "pfedfda")
     network, classes, width = task.network, task.classes, task.network.width
 
     def repair(cov_dd: Tensor) -> Tensor:

@@ -15,6 +15,7 @@ from idiolect.core import keys, tree
 from idiolect.core.errors import blame
 from idiolect.core.method import Down, Method, Task, Training
 from idiolect.core.network import Model, Network
+from idiolect.core.objectives import OBJECTIVES, TaskName
 from idiolect.core.reduce import children, needs_each
 from idiolect.core.reduction import reduced
 from idiolect.core.tree import Tree
@@ -74,13 +75,13 @@ class Anatomy(NamedTuple):
 
 def of(
     name: str, options: dict[str, Any], network: Network, classes: int, clients: int, *,
-    personal_weights: str | None = None,
+    personal_weights: str | None = None, task: TaskName = "classification",
 ) -> Anatomy:  # fmt: skip
     """The anatomy of a method with these options; shapes are symbolic, bytes are for this network.
 
     The method runs for a round or two of three clients; then, for the shapes alone, with one client: with a small
     network of another size, which tells the dimensions apart, and with the network given. Symbols: C classes,
-    d features, K clients, N samples of the client.
+    D numbers of a target, d features, K clients, N samples of the client.
 
     Args:
         name: of the method.
@@ -89,6 +90,7 @@ def of(
         classes: of the data.
         clients: in the federation, for what the server keeps of each.
         personal_weights: a pattern over the names of weights that stay at each client.
+        task: what is learnt; C is then the outputs of the network.
 
     Raises:
         InputError: unknown method or option, or one that cannot take the pattern.
@@ -98,12 +100,12 @@ def of(
     exact = partial(make, personal_weights=personal_weights) if personal_weights else make
     with blame(f"method {name}, on synthetic samples"):
         with precision(torch.float32):
-            large = _round(exact, network, classes, clients, 2 * classes, 1, batch_size=4)
+            large = _round(exact, network, classes, clients, 2 * classes, 1, batch_size=4, task=task)
         whole, some_stay = _kept(large.trial.clients[0], network)
         build = partial(make, personal_weights="+".join(whole)) if whole else make
         with precision(torch.float64):
             small = [
-                _round(build, s.network(), s.classes, s.clients, s.rows, some)
+                _round(build, s.network(), s.classes, s.clients, s.rows, some, task=task)
                 for s, some in zip(_SIZES, (3, 1), strict=True)
             ]
             joins = "training" if some_stay else _personalises(small[0], _fresh(small[0].method))
@@ -111,7 +113,8 @@ def of(
 
     def message(at: str) -> MessageForm:
         one, other = (_parts(r.part(at), r.start) for r in small)
-        parts = {path: _text(a, b) for (path, a), (_, b) in zip(one, other, strict=True)}
+        outputs = "C" if task == "classification" else "D"
+        parts = {path: _text(a, b, outputs) for (path, a), (_, b) in zip(one, other, strict=True)}
         if at in ("shared", "value"):
             parts = dict(_rest(path, text, some_stay) for path, text in parts.items())
         if at == "client":
@@ -191,10 +194,14 @@ def precision(dtype: torch.dtype) -> Iterator[None]:
 
 
 def _round(
-    build: Any, network: Network, classes: int, clients: int, rows: int, some: int = 3, batch_size: int = 50
-) -> Round:
-    method: Method = build(Task(network, classes, clients, Training(epochs=1, batch_size=batch_size)))
-    data = samples(network.form, classes, rows, clients=min(some, clients))
+    build: Any, network: Network, classes: int, clients: int, rows: int, some: int = 3, batch_size: int = 50,
+    task: TaskName = "classification",
+) -> Round:  # fmt: skip
+    how, training = OBJECTIVES[task], Training(epochs=1, batch_size=batch_size)
+    method: Method = build(
+        Task(network, classes, clients, training, loss=how.loss, output=how.output, mixture=how.mixture, kind=task)
+    )
+    data = samples(network.form, classes, rows, clients=min(some, clients), task=task)
     return Round(method, network.init(keys.key(0)), trial(method, data))
 
 
@@ -229,11 +236,12 @@ def _times(node: Tree, part: Tree) -> tuple[int, ...] | None:
     return counts.pop() if len(counts) == 1 else None
 
 
-def _text(one: Shape, other: Shape) -> str:
+def _text(one: Shape, other: Shape, outputs: str) -> str:
     """A shape, from the shapes at both sizes: each dimension is a number, a symbol or "?"."""
 
     def symbols(z: _Sizes) -> dict[int, str]:
-        symbol_of = {z.classes: "C", z.width: "d", z.clients: "K", z.rows: "N", z.inputs: "inputs"}
+        symbol_of = {z.classes: outputs, z.width: "d", z.clients: "K", z.rows: "N", z.inputs: "inputs"}
+        symbol_of |= {z.width + 1: "d+1", (z.width + 1) * (z.width + 2) // 2: "(d+1)(d+2)/2"}
         return symbol_of | {z.width * (z.width + 1) // 2: "d(d+1)/2"}
 
     def axis(a: int, b: int) -> str:

@@ -142,7 +142,10 @@ class Shown(NamedTuple):
     """In brackets, after a space; "" for none."""
 
 
-_HOW = {"auroc": " of DeLong, on the logit scale (none if a class has one sample, or if no sample is misplaced)"}
+_HOW = {
+    "auroc": " of DeLong, on the logit scale (none if a class has one sample, or if no sample is misplaced)",
+    "mse": " of Student's t over the samples' squared errors",
+}
 _RATE = ", which allows for the choice of the threshold and is wide with few test samples"
 _OPEN = 20  # clients whose table is not folded away
 

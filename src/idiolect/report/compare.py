@@ -305,9 +305,8 @@ def _about_tests(comparison: Comparison, part: str = "", protocol: str = "") -> 
     """What was compared, and what the interval says; ``part`` are the samples, test or validation."""
     clients, seeds = comparison.better + comparison.worse + comparison.equal, len(comparison.p_values)
     count = f"{clients} clients, {seeds} seeds" if seeds > 1 else f"{clients} clients, one seed"
-    what = f"points of {f'{part} ' if part else ''}accuracy"
-    if comparison.by.metric != "accuracy":
-        what = f"{f'{part} ' if part else ''}{comparison.by.name}, less is better"
+    what = f"{f'{part} ' if part else ''}{comparison.by.name}"
+    what = f"points of {what}" if comparison.by.is_share else f"{what}, less is better"
     parts = [f"{count}; {what}{f': {protocol}' if protocol else ''}."]
     if seeds > 1:
         parts.append("Interval: 95 %, bootstrap over seeds and clients.")

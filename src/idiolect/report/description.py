@@ -9,6 +9,7 @@ from typing import Any
 
 import numpy as np
 import pandas as pd
+import torch
 from rich import box
 from rich.console import Group
 from rich.table import Table
@@ -35,6 +36,10 @@ _OF_LABELS = (
 _OF_TARGETS = (
     "Target distance: root mean square distance of two clients' mean training targets, in standard deviations of all. "
 )
+_OF_SHARES = (
+    "Label distance: root mean square difference, over labels, of the shares of two clients' training samples that "
+    "have a label. "
+)
 _OF_FEATURES = (
     "Feature distance: root mean square distance of two clients' mean training "
     "samples, in standard deviations of the data set; of texts, Hellinger distance of the frequencies of their tokens, "
@@ -46,7 +51,8 @@ _OF_FEATURES = (
 
 def legend(data: FederatedData) -> str:
     """What the numbers of a description mean."""
-    return (_OF_LABELS if data.targets is None else _OF_TARGETS) + _OF_FEATURES
+    of_task = {"classification": _OF_LABELS, "regression": _OF_TARGETS, "multilabel": _OF_SHARES}
+    return of_task[data.task] + _OF_FEATURES
 
 
 _SHADES = " ·░▒▓█"
@@ -54,6 +60,7 @@ _CLASSES = 32  # columns that a terminal has room for
 _CLIENTS = 40
 LINES = 1_000  # of the page's table
 _SAID = 6
+_LABELS = 20  # of which a line says how frequent each is
 
 
 def facts(study: Mapping[str, Any], data: FederatedData, about: Description) -> list[tuple[str, str]]:
@@ -91,6 +98,8 @@ def _goal(data: FederatedData) -> str:
     """What is learnt, in words."""
     if data.targets is None:
         return f"{data.classes} classes"
+    if data.task == "multilabel":
+        return f"{data.outputs} labels, of which a sample can have several"
     return f"{listed(data.targets.names)} to predict, {'a number' if data.outputs == 1 else f'{data.outputs} numbers'}"
 
 
@@ -100,6 +109,9 @@ def _labels(data: FederatedData, about: Description) -> list[tuple[str, str]]:
         bits = f"{about.label_mean:.3f} bits on average over pairs; {about.label_chance:.3f} at random"
         return [("Classes per client", _spread((about.train_KC > 0).sum(1), total=False)), ("Label divergence", bits)]
     goal = data.targets
+    apart = f"{about.label_mean:.3f} on average over pairs; {about.label_chance:.3f} at random"
+    if data.task == "multilabel":
+        return [*_label_shares(data, about.target_KD), ("Label distance", apart)]
     lines = [
         (
             f"Target {name}" if data.outputs > 1 else "Target",
@@ -109,8 +121,22 @@ def _labels(data: FederatedData, about: Description) -> list[tuple[str, str]]:
             goal.names, goal.mean, goal.std, about.target_KD.min(0), about.target_KD.max(0), strict=True
         )
     ]
-    apart = f"{about.label_mean:.3f} on average over pairs; {about.label_chance:.3f} at random"
     return [*lines, ("Target distance", apart)]
+
+
+def _label_shares(data: FederatedData, share_KL: Any) -> list[tuple[str, str]]:
+    """How many labels training samples have, and how frequent each is."""
+    assert data.targets is not None
+    value_NL = data.targets.value_RD[torch.cat([*data.train[: data.trained]])].numpy()
+    count_N = value_NL.sum(1).astype(int)
+    lines = [("Labels per sample", f"{_spread(count_N, total=False)}; {100 * (count_N == 0).mean():.3g} % have none")]
+    most_L = np.argsort(-value_NL.mean(0), kind="stable")[:_LABELS]
+    for k in most_L:
+        ends = f"{100 * share_KL[:, k].min():.3g} to {100 * share_KL[:, k].max():.3g} %"
+        text = f"{100 * value_NL[:, k].mean():.3g} % of training samples; of clients' {ends}"
+        lines.append((f"Label {data.targets.names[k]}", text))
+    rest = len(data.targets.names) - len(most_L)
+    return lines + ([("Other labels", f"{rest}, less frequent")] if rest else [])
 
 
 def _division(study: Mapping[str, Any], data: FederatedData) -> list[tuple[str, str]]:
@@ -181,7 +207,7 @@ def terminal(facts: Sequence[tuple[str, str]], data: FederatedData, about: Descr
     table.add_column("Train", justify="right")
     table.add_column("Test", justify="right")
     if about.target_KD is not None:
-        table.add_column("Mean", justify="right")
+        table.add_column(_third_header(data, "Mean"), justify="right")
     elif with_map:
         table.add_column("".join(str(c % 10) for c in range(classes)), no_wrap=True)
     else:
@@ -191,7 +217,7 @@ def terminal(facts: Sequence[tuple[str, str]], data: FederatedData, about: Descr
     for k in range(min(clients, _CLIENTS)):
         count_C = about.train_KC[k]
         level_C = np.ceil(count_C / max(1, count_C.max()) * (len(_SHADES) - 1)).astype(int)
-        cell = "".join(_SHADES[v] for v in level_C) if with_map else _third(about, k)
+        cell = "".join(_SHADES[v] for v in level_C) if with_map else _third(data, about, k)
         line = [names[k], f"{count_C.sum():,}", f"{about.test_KC[k].sum():,}", cell]
         table.add_row(*map(Text, line + ([short(data.shifts[k])] if any(data.shifts) else [])))
     parts.append(table)
@@ -205,8 +231,14 @@ def terminal(facts: Sequence[tuple[str, str]], data: FederatedData, about: Descr
     return Group(*parts)
 
 
-def _third(about: Description, k: int) -> str:
-    """What is said of a client beside its samples: the mean of its target, or how many classes it has."""
+def _third_header(data: FederatedData, of_numbers: str) -> str:
+    return "Labels per sample" if data.task == "multilabel" else of_numbers
+
+
+def _third(data: FederatedData, about: Description, k: int) -> str:
+    """What is said of a client beside its samples: the mean of its target, or how many labels or classes it has."""
+    if about.target_KD is not None and data.task == "multilabel":
+        return f"{about.target_KD[k].sum():.2f}"
     if about.target_KD is not None:
         return ", ".join(map(number, about.target_KD[k]))
     return str(int((about.train_KC[k] > 0).sum()))
@@ -220,7 +252,8 @@ def as_json(study: Mapping[str, Any], data: FederatedData, about: Description) -
         for label, feature, client in distances
     ]
     if about.target_KD is not None:
-        clients = [c | {"target_mean": mean} for c, mean in zip(clients, about.target_KD.tolist(), strict=True)]
+        name = "label_shares" if data.task == "multilabel" else "target_mean"
+        clients = [c | {name: mean} for c, mean in zip(clients, about.target_KD.tolist(), strict=True)]
     goal = {} if data.targets is None else {"task": data.task, "targets": list(data.targets.names)}
     return {
         "dataset": data.name,
@@ -257,7 +290,7 @@ def write_description(
             "place": k + 1,
             "who": names[k],
             "cells": [
-                int(about.train_KC[k].sum()), int(about.test_KC[k].sum()), _third(about, k),
+                int(about.train_KC[k].sum()), int(about.test_KC[k].sum()), _third(data, about, k),
                 f"{about.label_K[k]:.3f}", f"{about.feature_K[k]:.3f}",
             ],
             "shift": short(data.shifts[k]),
@@ -273,7 +306,8 @@ def write_description(
         shown=examples.HEADINGS.get(kind, ""),
         samples=[examples.of_client(data, k, names[k]) for k in clients] if kind else [],
         headers=[
-            "Training samples", "Test samples", *(("Classes",) if data.targets is None else ("Mean of the target",)),
+            "Training samples", "Test samples",
+            _third_header(data, "Classes" if data.targets is None else "Mean of the target"),
             distance_of(data).replace("_", " ").capitalize(), "Feature distance",
         ],
         lines=lines,
@@ -287,7 +321,8 @@ def write_description(
 
 def distance_of(data: FederatedData) -> str:
     """The name of ``Description.label_K``."""
-    return "label_divergence" if data.targets is None else "target_distance"
+    of_task = {"classification": "label_divergence", "regression": "target_distance", "multilabel": "label_distance"}
+    return of_task[data.task]
 
 
 def figures_of(data: FederatedData, about: Description) -> list[Figure]:

@@ -10,6 +10,7 @@ from typing import Any, Literal
 import numpy as np
 import torch
 
+from idiolect.core.objectives import number
 from idiolect.data import FederatedData
 from idiolect.data.text.tokens import lengths
 from idiolect.report.figures import Figure
@@ -42,17 +43,27 @@ def kind_of(data: FederatedData) -> Kind:
 
 
 def of_client(data: FederatedData, client: int, name: str) -> dict[str, Any]:
-    """The first training samples of a client, with their classes."""
+    """The first training samples of a client, with their classes, numbers or labels."""
     rows = data.train[client][:_SHOWN].tolist()
     show = {"images": _image, "texts": _text, "windows": _drawing}[kind_of(data)]
     shift = data.shifts[client]
-    labels = [data.class_names[int(data.y_R[row])] for row in rows]
+    labels = [_goal(data, row) for row in rows]
     kinds: dict[str, Any] = dict.fromkeys(HEADINGS)
     return {
         **kinds,
         "who": f"{name} · {short(shift)}" if shift else name,
         kind_of(data): [{"data": show(data, row), "label": label} for row, label in zip(rows, labels, strict=True)],
     }
+
+
+def _goal(data: FederatedData, row: int) -> str:
+    """The class of a sample, its numbers, or the labels that it has."""
+    if data.targets is None:
+        return data.class_names[int(data.y_R[row])]
+    pairs = list(zip(data.targets.names, data.targets.value_RD[row].tolist(), strict=True))
+    if data.task == "multilabel":
+        return ", ".join(name for name, value in pairs if value) or "no label"
+    return ", ".join(number(value) for _, value in pairs)
 
 
 def _image(data: FederatedData, row: int) -> str:

@@ -17,7 +17,9 @@ from idiolect.runs.reader import Run, once, part_of
 _NAMED = 5  # clients that a sentence lists
 _FIGURE, _ONE = "calibration", "its test samples have one class"
 _EQUAL = "its test samples have one value"
-_SHORT = {"auroc": "AUROC", "mse": "MSE", "mae": "MAE", "r2": "R2"}
+_UNRANKED = "each label has one value in its test samples"
+_UNLABELLED = "its test samples have no label, and none is predicted"
+_SHORT = {"auroc": "AUROC", "micro_f1": "Micro F1", "macro_f1": "Macro F1", "mse": "MSE", "mae": "MAE", "r2": "R2"}
 OF_NUMBERS = ("mse", "mae", "r2")
 """The metrics of predicted numbers, which are no shares."""
 _CLASS_OF = {"specificity": 0, "sensitivity": 1}
@@ -27,22 +29,23 @@ def requested(run: Run) -> list[str]:
     """The measures of a study that are numbers, as they are recorded; ``recall`` stands for those of all classes.
 
     They are of test samples: a run without test samples has none. Where numbers are predicted, they are always the mean
-    absolute error and R2.
+    absolute error and R2; of several labels always macro F1 and subset accuracy, before what the study asks for.
     """
     if run.part == "validation":
         return []
     if run.task == "regression":
         return ["mae", "r2"]
-    return [str(name) for name in run.study.get("measures") or () if name != _FIGURE]
+    always = ["macro_f1", "subset_accuracy"] if run.task == "multilabel" else []
+    return always + [str(name) for name in run.study.get("measures") or () if name != _FIGURE]
 
 
 def words(metric: str) -> str:
     """The name of a metric for a heading.
 
     >>> [words(m) for m in ("auroc", "macro_f1", "sensitivity:specificity=0.9", "mae")]
-    ['AUROC', 'Macro f1', 'Sensitivity at specificity 0.9', 'MAE']
+    ['AUROC', 'Macro F1', 'Sensitivity at specificity 0.9', 'MAE']
     """
-    spec = Spec.parse(metric) if ":" in metric else Spec(name=metric)
+    spec = Spec.parse(metric) if ":" in metric and "[" not in metric else Spec(name=metric)
     at = "".join(f" at {k} {v:g}" for k, v in spec.options.items())
     return _SHORT.get(spec.name, spec.name.replace("_", " ").capitalize()) + at
 
@@ -95,6 +98,8 @@ def why_missing(run: Run, client: int, metric: str) -> str:
         return f"no test samples of class {run.manifest['class_names'][of]}"
     if run.task == "regression" and metric == "r2":
         return _EQUAL
+    if run.task == "multilabel" and metric != run.metric:
+        return _UNLABELLED if "f1" in metric else _UNRANKED
     if metric not in run.proportions and of is None and np.count_nonzero(test_C) == 1:
         return _ONE
     return "no results"

@@ -173,7 +173,7 @@ def _versus(run: Run, pairs: list[Comparison]) -> str:
     p = "p: Wilcoxon's signed-rank test over clients, two-sided, not corrected for the number of methods"
     p += "; for several seeds twice their mean, because the seeds have the same clients" if seeds > 1 else ""
     harm = "" if best.harmed is None else f" {run.titles[best.method]} itself harms {best.harmed}."
-    how = ", in points" if run.task == "classification" else "; less is better"
+    how = f", in{run.score.points}" if run.score.is_share else "; less is better"
     few = next((f" {text}" for text in map(too_few, pairs) if text), "")
     return (
         f"Difference: {run.score.name} of {run.titles[best.method]} minus the other's{how}, with a 95 % interval by a "
@@ -203,6 +203,8 @@ def _facts(run: Run) -> list[tuple[str, str]]:
         texts = [f"{len(shifts)} different ones on {sum(shifts.values())} of {len(clients)} clients: {examples}"]
     seeds = run.study["seeds"]
     target = f"{len(names)} classes" if run.task == "classification" else f"predicts {listed(run.manifest['targets'])}"
+    if run.task == "multilabel":
+        target = f"{len(run.manifest['targets'])} labels, of which a sample can have several"
     return [
         ("Data set", f"{plain(run.manifest['dataset'])}: {target}, {rows}"),
         ("Clients", _clients(run)),

@@ -15,7 +15,7 @@ from idiolect.report.measures import means
 from idiolect.runs.reader import Part, Run, once
 
 OF_CLASSES = ("calibration_error", "brier")
-"""The fields of a row that numbers to predict have not; they are of test samples."""
+"""The fields of a row that only a classification has; they are of test samples."""
 
 
 class Row(NamedTuple):
@@ -29,7 +29,7 @@ class Row(NamedTuple):
     title: str
     score: float | None
     """Mean score of the samples ``measured``, over clients or over samples as the run's protocol says: an accuracy,
-    0..1, or a mean squared error. In tables it has the name of its metric."""
+    or a micro F1, 0..1, or a mean squared error. In tables it has the name of its metric."""
     per_client: float | None
     """Mean over clients."""
     per_sample: float | None
@@ -39,7 +39,7 @@ class Row(NamedTuple):
     worst_decile: float | None
     """Mean score of the worst K // 10 clients, at least one."""
     versus_fedavg: float | None
-    """Score minus that of FedAvg, an accuracy in points (-100..100), over the seeds that both have."""
+    """Score minus that of FedAvg, a share in points (-100..100), over the seeds that both have."""
     bytes_per_round: float | None
     """Bytes down and up, mean per participating client and round."""
     seconds: float | None
@@ -74,11 +74,11 @@ class Row(NamedTuple):
     @property
     def accuracy(self) -> float | None:
         """The score of a classification."""
-        return self.score if self.by.is_share else None
+        return self.score if self.by.is_accuracy else None
 
     def as_dict(self) -> dict[str, object]:
-        """The fields by name, the score under that of its metric; of predicted numbers without those of classes."""
-        left_out = () if self.by.is_share else OF_CLASSES
+        """The fields by name, the score under that of its metric; without those of classes where it is no accuracy."""
+        left_out = () if self.by.is_accuracy else OF_CLASSES
         return self.by.named({k: v for k, v in self._asdict().items() if k not in left_out})
 
     @property
@@ -141,7 +141,7 @@ def worst_mean(values: pd.Series[float], by: Score) -> float:
 
 
 def _gain(run: Run, end: pd.DataFrame, base: pd.DataFrame) -> float | None:
-    """Score minus that of another method, an accuracy in points, over what both have."""
+    """Score minus that of another method, a share in points, over what both have."""
     keys = ["seed", "client", *(["round"] if run.protocol.clients == "participants" else [])]
     both = end.reset_index().merge(base[[*keys, "value"]], on=keys, suffixes=("", "_base"))
     means = [_mean(per_seed(run, both.assign(value=both[of]))) for of in ("value", "value_base")]

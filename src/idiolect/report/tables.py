@@ -96,6 +96,13 @@ _OF_ALL = (
 
 def legend(run: Run) -> str:
     """What the columns are."""
+    if run.task == "multilabel":
+        more = (
+            "Micro F1: of all labels together, macro F1: mean over the labels that samples have or that are predicted. "
+            "Subset accuracy: the share of samples whose labels are all right. Other measures: means over the labels "
+            "that some of a client's test samples have and others have not."
+        )
+        return _OF_ALL.format(points=", in points", more=more)
     if run.task == "regression":
         more = "MSE, MAE: mean squared and absolute errors, in the units of the target, less is better. R2: at most 1."
         return _OF_ALL.format(points="", more=more)
@@ -140,8 +147,8 @@ def columns_of(run: Run) -> tuple[Column, ...]:
     headers = {"worst_decile": worst(counted(run)["client"].nunique()).capitalize()}
     usual = [c._replace(header=headers.get(c.field, c.header)) for c in COLUMNS]
     validation = _VALIDATION
-    if run.task == "regression":
-        usual = [_of_numbers(c, run.score) for c in usual if c.field not in OF_CLASSES]
+    if run.task != "classification":
+        usual = [_of_score(c, run.score) for c in usual if c.field not in OF_CLASSES]
         validation = _VALIDATION._replace(header=f"Validation {run.score.header}")
     if run.part == "validation":
         first, *rest = usual
@@ -152,8 +159,8 @@ def columns_of(run: Run) -> tuple[Column, ...]:
     return (*usual[:place], *(Column(m, header(m), _measure(m)) for m in requested(run)), *usual[place:])
 
 
-def _of_numbers(column: Column, score: Score) -> Column:
-    """A usual column where numbers are predicted."""
+def _of_score(column: Column, score: Score) -> Column:
+    """A usual column where the score is no accuracy."""
     if column.field == "accuracy":
         return column._replace(field=score.metric, header=score.header)
     return column._replace(header=column.header.replace(" %", f" {score.header}"))
@@ -177,7 +184,7 @@ def fields_of(run: Run) -> tuple[Column, ...]:
 
 def fields(measures: Iterable[str], score: Score) -> list[str]:
     """The names of the columns of table.csv."""
-    left_out = ("measures", *(() if score.is_share else OF_CLASSES))
+    left_out = ("measures", *(() if score.is_accuracy else OF_CLASSES))
     return [*score.named({name: None for name in Row._fields if name not in left_out}), *measures]
 
 

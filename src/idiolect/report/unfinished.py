@@ -91,7 +91,7 @@ def _one_class(run: Run, label: str) -> bool:
     Clients whose measured samples have one class say nothing about it. Where balanced accuracy was recorded, its mean
     must be that of a constant prediction, too; otherwise, every client's accuracy must be that of the class.
     """
-    if run.task == "regression":
+    if run.task != "classification":
         return False
     clients = {c["id"]: c for c in run.manifest["clients"] if np.count_nonzero(c.get(run.part, ())) > 1}
     mine = _of(counted(run), label, clients)

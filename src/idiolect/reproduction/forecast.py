@@ -25,6 +25,7 @@ from idiolect.runs.store import seconds_of_rounds
 from idiolect.studies.config import Study
 from idiolect.studies.cost import pace, turns
 
+_UNKNOWN = "the time of a run on data in files is known once it has begun"
 _ROUGHLY = " by a rough estimate; a dry run says more"
 
 
@@ -138,13 +139,15 @@ def _plan_of(one: SeedRun, workers: int, speeds: Speeds) -> Planned:
 def _fresh(one: SeedRun, workers: int, speeds: Speeds) -> Planned:
     """A run from its first round on."""
     study = one.study.of(one.study.methods[0])
+    if study.data is not None:
+        return _plan(one, 0, None, _UNKNOWN)
     about = data.describe(str(study.dataset))
     speed = speeds.of(study, about)
     return _plan(one, 0, _cost(study, about, speed) / workers, _missing_data(study))._replace(rough=speed.rough)
 
 
 def _missing_data(study: Study) -> str:
-    at_hand = data.at_hand(str(study.dataset), study.data_dir)
+    at_hand = study.data is not None or data.at_hand(str(study.dataset), study.data_dir)
     return "" if at_hand else "its data are not on this machine and would be downloaded"
 
 
@@ -224,7 +227,11 @@ def render(recipe: Recipe, rows: Sequence[Planned]) -> Group:
         took = "done" if r.done >= r.rounds else "-" if r.seconds is None else duration(r.seconds)
         table.add_row(*map(Text, (r.name, r.method, str(r.seed), rounds, took)))
     many = "1 run" if len(runs) == 1 else f"{len(runs)} runs"
-    none = "Nothing can run yet." if any(r.seconds is None for r in runs) else "Nothing is left to run."
+    unknown = [r for r in runs if r.seconds is None]
+    if not unknown:
+        none = "Nothing is left to run."
+    else:
+        none = "Nothing can run yet." if any(r.note != _UNKNOWN for r in unknown) else "No time is known yet."
     below = [f"{many}, about {duration(sum(rest))} on this machine." if rest else none]
     fresh = [r.rough for r in runs if r.seconds and not r.done]
     estimates, measurements = fresh.count(True), fresh.count(False)

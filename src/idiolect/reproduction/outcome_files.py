@@ -156,9 +156,16 @@ def _read(path: Path) -> dict[str, Any]:
 def _each(before: Mapping[str, Any], path: Path) -> dict[int, SeedResult]:
     try:
         each = {int(seed): SeedResult(**one) for seed, one in before["each"].items()}
-        return {k: one._replace(clients={int(i): float(v) for i, v in one.clients.items()}) for k, one in each.items()}
+        return {
+            k: one._replace(clients=_numbers(one.clients), low=_numbers(one.low), high=_numbers(one.high))
+            for k, one in each.items()
+        }
     except (KeyError, TypeError, ValueError, AttributeError) as error:
         raise _error(path, error) from None
+
+
+def _numbers(value_K: Mapping[Any, Any]) -> dict[int, float]:
+    return {int(i): float(v) for i, v in value_K.items()}
 
 
 def _error(path: Path, error: Exception) -> InputError:

@@ -11,6 +11,7 @@ import numpy as np
 
 from idiolect import report
 from idiolect.core.errors import InputError
+from idiolect.report.measures import OF_NUMBERS
 from idiolect.report.rows import per_seed
 from idiolect.reproduction.recipes import Cell
 from idiolect.reproduction.seed_runs import SeedRun, divergence_message
@@ -31,7 +32,11 @@ class SeedResult(NamedTuple):
     rounds: int = 0
     facts: Mapping[str, float] = {}
     clients: Mapping[int, float] = {}
-    """The accuracy of each client, in per cent."""
+    """The number of each client, in the unit of ``value``."""
+    low: Mapping[int, float] = {}
+    """The lower end of its 95 % interval, where there is one, for the samples that it is measured on."""
+    high: Mapping[int, float] = {}
+    """The upper end."""
     seconds: float = 0.0
     machine: str = ""
     versions: Mapping[str, str] = {}
@@ -48,7 +53,7 @@ class Outcome:
         status: "matches" if the paper's number is within 1.5 points, or within the interval if there are three seeds or
             more and it is larger, else "differs"; "measured" if the paper has no number; "trial" if the rounds are not
             the paper's; "under way", "not run", "diverged", "failed" (for example because a worker died) or "no data".
-        value: for accuracies the mean over seeds, in per cent; else in the paper's unit.
+        value: the mean over seeds; accuracies and other shares in per cent.
         interval: half the width of the 95 % interval of the mean over seeds (Student's t); None for one seed.
         seeds: the value with each seed that has run to the end.
         rounds: the round of the measurement; if there is none, how many rounds are done.
@@ -224,19 +229,23 @@ def seed_result(cell: Cell, folder: Path) -> SeedResult:
         new = run.select("new", metric)
         return new[new["client"].map(run.new_clients) == cell.condition]
 
-    accuracy = frame("accuracy")
-    if accuracy.empty:
-        raise InputError(f"{folder} has no accuracy of {protocol}: delete the folder and run the recipe again")
-    (value,) = per_seed(run, accuracy)
-    rows = accuracy["client"].map(run.test_rows)
+    of_clients = frame(cell.reads)
+    if of_clients.empty:
+        raise InputError(f"{folder} has no {cell.reads} of {protocol}: delete the folder and run the recipe again")
+    (value,) = per_seed(run, of_clients)
+    numbers = cell.reads in OF_NUMBERS
+    factor, value_K = 1 if numbers else 100, of_clients.set_index("client")["value"]
+    worst = value_K.nlargest if numbers and cell.reads != "r2" else value_K.nsmallest
     facts = {
-        "per_client": 100 * float(accuracy["value"].mean()),
-        "per_row": 100 * float(np.average(accuracy["value"], weights=rows)),
-        "client_std": 100 * float(accuracy["value"].std(ddof=0)),
-        "worst_decile": 100 * float(accuracy["value"].nsmallest(max(1, len(accuracy) // 10)).mean()),
+        "per_client": factor * float(value_K.mean()),
+        "per_row": factor * float(np.average(value_K, weights=value_K.index.map(run.test_rows))),
+        "client_std": factor * float(value_K.std(ddof=0)),
+        "worst_decile": factor * float(worst(max(1, len(value_K) // 10)).mean()),
     }
-    for metric in ("calibration_error", "brier"):
-        if not (mine := frame(metric)).empty:
-            facts[metric] = float(mine["value"].mean())
-    clients = {int(k): 100 * float(v) for k, v in zip(accuracy["client"], accuracy["value"], strict=True)}
-    return SeedResult(100 * value, rounds, facts, clients, seconds, **circumstances)
+    for metric in ("accuracy", "calibration_error", "brier", "mae", "r2"):
+        if metric != cell.reads and not (mine := frame(metric)).empty:
+            facts[metric] = (100 if metric == "accuracy" else 1) * float(mine["value"].mean())
+    clients = {int(k): factor * float(v) for k, v in value_K.items()}
+    rows = [row for row in report.by_client(run, cell.reads) if row.client in clients]
+    low, high = ({r.client: factor * ends[end] for r in rows for ends in r.intervals.values()} for end in (0, 1))
+    return SeedResult(factor * value, rounds, facts, clients, low, high, seconds, **circumstances)

@@ -14,7 +14,7 @@ from idiolect.core.errors import InputError, option
 from idiolect.reproduction import outcome_files
 from idiolect.reproduction.outcomes import protocol_of
 from idiolect.reproduction.recipes import Cell, Choice, Recipe, Search, Tuned
-from idiolect.reproduction.seed_runs import digest
+from idiolect.reproduction.seed_runs import digest, stem
 from idiolect.runs import checkpoint
 from idiolect.runs.folder import CHECKPOINT_FILE, files_of_cells
 from idiolect.studies import Study
@@ -30,6 +30,10 @@ from idiolect.tuning.trials import USUAL_SHARE, read, study_of_trials
 SEED = 0
 """Of all trials, whatever the seeds of the cells are, so that seeds that are added later need no other search."""
 _SAMPLER = "tpe"
+_HOW = (
+    f"The values of tuned settings are compared on {USUAL_SHARE:.0%} of each client's training samples, which trials "
+    f"do not train on, with seed {SEED} and all rounds; the cell is then trained on all training samples."
+)
 _SILENT = "its paper says nothing of tuning"
 
 
@@ -46,6 +50,8 @@ def tuned_recipe(recipe: Recipe) -> Recipe:
         of_paper = f"it has no accuracy of a method that its paper tunes ({tuned.place})"
         why = of_paper if any(c.study for c in recipe.cells) else "it trains nothing"
         raise InputError(f"{recipe.name} has nothing to tune, because {why}: leave out {option('tune', True)}")
+    if tuned.always:
+        return replace(recipe, assumptions=(_HOW, *tuned.assumptions, *recipe.assumptions))
     how = (
         f"Values are those of the paper, {tuned.place}. On which samples it compared them is not said: here on "
         f"{USUAL_SHARE:.0%} of each client's training samples, which trials do not train on, with seed {SEED} and all "
@@ -94,10 +100,14 @@ def with_search(recipe: Recipe, c: Cell, trials: int | None = None) -> Cell:
 
 def _values(tuned: Tuned | str, c: Cell) -> dict[str, tuple[Any, ...]]:
     """What the paper tuned of a cell's method, without what makes the cell: a condition of it, or a part left out."""
-    if isinstance(tuned, str) or c.study is None or c.reads != "accuracy":
+    if isinstance(tuned, str) or c.study is None or c.reads == "minutes":
         return {}
     named = {**tuned.values.get("all", {}), **tuned.values.get(str(c.where.get("method")), {})}
-    return {name: each for name, each in named.items() if name not in c.where and _now(c.study, name) in each}
+    return {
+        name: each
+        for name, each in named.items()
+        if name not in c.where and (tuned.always or _now(c.study, name) in each)
+    }
 
 
 def _now(study: Study, name: str) -> Any:
@@ -147,7 +157,7 @@ def search_run(c: Cell, out: Path, *, rounds: int | None = None) -> SearchRun:
     study = study_of_trials(measured, SEED).model_copy(update={"name": c.study.name})
     plan = _plan(c)
     text = json.dumps([digest(study), plan.model_dump()], sort_keys=True)
-    name = f"{study.dataset}-{study.methods[0].name}-tune-{hashlib.sha256(text.encode()).hexdigest()[:12]}"
+    name = f"{stem(study)}-tune-{hashlib.sha256(text.encode()).hexdigest()[:12]}"
     return SearchRun(study, plan, out / name)
 
 

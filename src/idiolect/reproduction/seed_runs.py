@@ -32,6 +32,11 @@ def digest(study: Study) -> str:
     return hashlib.sha256(text.encode()).hexdigest()[:12]
 
 
+def stem(study: Study) -> str:
+    """What the name of a run's folder begins with: its data and its one method."""
+    return f"{study.dataset or study.name.replace(' ', '_')}-{study.methods[0].name}"
+
+
 def _plain(value: Any) -> Any:
     """Whole numbers as integers, so that 20 and 20.0 are the same."""
     if isinstance(value, Mapping):
@@ -82,8 +87,7 @@ def seed_runs(cell: Cell, out: Path, *, rounds: int | None = None, seeds: Sequen
     runs = []
     for seed in seeds:
         study = cell.study.model_copy(update={"seeds": (seed,), **more})
-        use = study.methods[0]
-        runs.append(SeedRun(study, out / f"{study.dataset}-{use.name}-{digest(study)}"))
+        runs.append(SeedRun(study, out / f"{stem(study)}-{digest(study)}"))
     return runs
 
 

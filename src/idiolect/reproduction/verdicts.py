@@ -12,6 +12,7 @@ from rich.table import Table
 
 from idiolect import report
 from idiolect.core.terminal import Text
+from idiolect.report.measures import OF_NUMBERS, words
 from idiolect.reproduction.outcomes import MARGIN, SEEDS, Outcome
 from idiolect.reproduction.recipes import Cell, Recipe
 from idiolect.tuning.space import said
@@ -98,11 +99,18 @@ def tuning_note(recipe: Recipe, cells: Iterable[Cell]) -> list[str]:
     if not trials or isinstance(recipe.tuned, str):
         return []
     each = f"{trials[0]}" if len(trials) == 1 else f"{trials[0]} to {trials[-1]}"
+    if recipe.is_always_tuned:
+        return []  # the assumptions say it
     return [
         f"Tuned over the values of the paper ({recipe.tuned.place}): {each} trials for a cell, compared by the "
         f"accuracy on {USUAL_SHARE:.0%} of each client's training samples; then trained on all of them. Of methods "
         "without an entry the paper tuned nothing."
     ]
+
+
+def unit(cell: Cell) -> str:
+    """The unit of a cell's number, after the name of its metric."""
+    return "" if cell.reads in OF_NUMBERS else " (%)"
 
 
 def decimals(recipe: Recipe) -> int | None:
@@ -124,12 +132,16 @@ def status(result: Outcome) -> str:
 
 
 def head(recipe: Recipe, outcomes: Sequence[Outcome]) -> report.Head:
-    """A line for each cell: paper, ours, difference and status; and notes that explain them."""
+    """A line for each cell: paper, ours, difference and status; and notes that explain them.
+
+    A recipe without a number of a paper has neither the paper's column nor the difference.
+    """
     keys = [k for k in dict.fromkeys(k for o in outcomes for k in o.cell.where) if k != "method"]
     varying = [k for k in keys if len({str(o.cell.where.get(k)) for o in outcomes}) > 1]
     common = {k: outcomes[0].cell.where.get(k) for k in keys if k not in varying}
 
     tuned = any(o.cell.search for o in outcomes)
+    compares = any(c.published is not None for c in recipe.cells)
 
     def line(o: Outcome) -> tuple[str, ...]:
         cell = ", ".join(str(o.cell.where[k]) for k in varying if o.cell.where.get(k) is not None)
@@ -138,20 +150,20 @@ def head(recipe: Recipe, outcomes: Sequence[Outcome]) -> report.Head:
             *([cell] if varying else []),
             str(o.cell.where.get("method", "")),
             *([choice(o.cell)] if tuned else []),
-            theirs(recipe, o.cell),
+            *([theirs(recipe, o.cell)] if compares else []),
             ours(recipe, o.cell, o.value, o.interval, o.facts),
-            gap,
+            *([gap] if compares else []),
             status(o),
         )
 
-    protocols = dict.fromkeys(o.protocol for o in outcomes if o.protocol)
+    protocols = dict.fromkeys(f"{words(o.cell.reads)}{unit(o.cell)}: {o.protocol}." for o in outcomes if o.protocol)
     margin = (
         f"A number matches within {MARGIN} points, or the 95 % interval over {SEEDS} seeds or more if that is wider."
     )
     notes = [
         ", ".join(f"{k} {v}" for k, v in common.items() if v is not None),
-        *(f"Accuracy (%): {p}." for p in protocols),
-        margin if protocols else "",
+        *protocols,
+        margin if compares and protocols else "",
         "Minutes depend on the machine, so they have no verdict."
         if any(o.cell.reads == "minutes" for o in outcomes)
         else "",
@@ -164,7 +176,8 @@ def head(recipe: Recipe, outcomes: Sequence[Outcome]) -> report.Head:
     ]
     columns = {"cell": False} if varying else {}
     columns |= {"method": False} | ({"tuned": False} if tuned else {})
-    columns |= {"paper": True, "ours": True, "difference": True, "status": False}
+    numbers = {"paper": True, "ours": True, "difference": True} if compares else {"value": True}
+    columns |= numbers | {"status": False}
     title, rows = f"{recipe.name}: {recipe.title}", [line(o) for o in outcomes]
     copied = ("LaTeX", report.latex(columns, rows)), ("CSV", as_csv(outcomes))
     return report.Head(title, columns, rows, [n for n in notes if n], copied)
@@ -200,7 +213,7 @@ def as_csv(outcomes: Sequence[Outcome]) -> str:
 
 def as_json(result: Outcome) -> dict[str, Any]:
     """An outcome, ready for JSON."""
-    chosen = result.cell.choice and {"values": dict(result.cell.choice.values), "accuracy": result.cell.choice.accuracy}
+    chosen = result.cell.choice and {"values": dict(result.cell.choice.values), "score": result.cell.choice.score}
     return {
         "where": dict(result.cell.where),
         "published": result.cell.published,

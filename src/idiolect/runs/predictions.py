@@ -24,14 +24,14 @@ LABEL = "label"
 
 
 class ClientPredictions(NamedTuple):
-    """The predictions of a client's test samples: N of them, C classes or D numbers."""
+    """The predictions of a client's test samples: N of them, C classes or D numbers or labels."""
 
     stage: str
     client: int
     truth_N: NDArray[np.int64] | NDArray[np.float64]
-    """Labels (N,), or numbers (N, D)."""
+    """Labels (N,), or numbers (N, D), or for each of D labels 0 or 1."""
     p_NC: NDArray[np.float64]
-    """Class probabilities, or numbers (N, D)."""
+    """Class probabilities, or numbers (N, D), or probabilities of labels."""
 
 
 def probability(number: int) -> str:
@@ -91,7 +91,8 @@ def merge(run: Path, folders: Iterable[Path]) -> None:
 def read(run: Path) -> pa.Table:
     """The table of a run: ``method``, ``seed``, ``client``, ``stage``, ``sample``, ``label``, ``probability[c]``.
 
-    Where numbers are predicted, ``target[d]`` and ``prediction[d]`` of each take the place of the last two.
+    Where numbers are predicted, ``target[d]`` and ``prediction[d]`` of each take the place of the last two; of several
+    labels they are 0 or 1, and a probability.
 
     Raises:
         InputError: it is missing or cannot be read.

@@ -163,7 +163,7 @@ def flip_labels(data: FederatedData, specs: Sequence[Spec]) -> FederatedData:
     if not who:
         return data
     if data.targets is not None:
-        raise InputError("attack label_flip flips classes, and this target is a number: leave it out")
+        raise InputError(f"attack label_flip flips classes, and this target is {data.targets.what}: leave it out")
     y_R = data.y_R.clone()
     for k in who:
         y_R[data.train[k]] = data.classes - 1 - y_R[data.train[k]]

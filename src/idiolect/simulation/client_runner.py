@@ -19,7 +19,7 @@ from idiolect.core.network import watching
 from idiolect.core.reduction import Branch, Reduction
 from idiolect.core.tree import Tree
 from idiolect.data import FederatedData
-from idiolect.simulation import attacks, errors_of_numbers, measures, summing, uploads
+from idiolect.simulation import attacks, errors_of_numbers, label_measures, measures, summing, uploads
 from idiolect.simulation.answer_checks import check_finite, check_state, not_of_local
 from idiolect.simulation.privacy import GaussianMechanism
 from idiolect.simulation.representation_metrics import gaussianity, plane, standardise
@@ -58,7 +58,8 @@ class EvaluationResult(NamedTuple):
 
     accuracy: float | None = None
     loss: float | None = None
-    """Mean negative log-likelihood, nats; of numbers, mean squared error of the scaled target."""
+    """Mean negative log-likelihood, nats, mean over several labels; of numbers, mean squared error of the scaled
+    target."""
     calibration_error: float | None = None
     """Expected calibration error, 0..1: see ``calibration_error``."""
     brier: float | None = None
@@ -70,8 +71,8 @@ class EvaluationResult(NamedTuple):
     observations: Mapping[str, float] | None = None
     """The metrics that the job's ``Watch`` asks for."""
     p_NC: Tensor | None = None
-    """Class probabilities of the test samples (N, C), or predicted numbers (N, D) in the units of the data, float64, in
-    the round whose predictions the job keeps."""
+    """Of the test samples class probabilities (N, C), probabilities of labels (N, L), or predicted numbers (N, D) in
+    the units of the data, float64, in the round whose predictions the job keeps."""
 
 
 class Watch(NamedTuple):
@@ -330,10 +331,10 @@ class ClientRunner:
         Args:
             round: the number of the round.
             id: the client.
-            logp_NC: log-probabilities; scaled numbers (N, D) where the target is numbers.
+            logp_NC: log-probabilities; where the target is numbers, scaled ones (N, D); of several labels (N, L, 2).
         """
         if self.job.data.targets is not None:
-            return self._measure_numbers(round, id, logp_NC)
+            return self._measure_targets(round, id, logp_NC)
         where, y_N = self.where(round, id, "evaluate"), self.job.data.y_R[self.job.data.measured(id)]
         if not len(y_N):
             return EvaluationResult()
@@ -362,27 +363,31 @@ class ClientRunner:
         validation = float(right_N[test_count:].mean()), float(nll_loss(logp_NC[test_count:], y_N[test_count:]))
         return result._replace(validation_accuracy=validation[0], validation_loss=validation[1])
 
-    def _measure_numbers(self, round: int, id: int, scaled_ND: Tensor) -> EvaluationResult:
+    def _measure_targets(self, round: int, id: int, predicted_N: Tensor) -> EvaluationResult:
         where, data, test_count = self.where(round, id, "evaluate"), self.job.data, len(self.job.data.test[id])
         assert data.targets is not None
         row_N = data.measured(id)
         if not len(row_N):
             return EvaluationResult()
-        if scaled_ND.shape != (len(row_N), data.outputs):
-            what = f"predict returns the shape {tuple(scaled_ND.shape)} for {len(row_N)} samples"
-            raise CodeError(f"{where}: {what}: return {data.outputs} for each sample")
-        check_finite(where, {"prediction": scaled_ND})
-        value_ND, y_ND = data.targets.unscaled(scaled_ND), data.targets.value_RD[row_N]
-        loss_N = (scaled_ND.double() - data.target_R[row_N].double()).square().mean(1)
-        result, more = EvaluationResult(), {}
+        check_finite(where, {"prediction": predicted_N})
+        goal = data.targets.rows(row_N)
+        measured: Callable[[Tensor, Tensor, Sequence[str]], dict[str, float]] = errors_of_numbers.of_predictions
+        with blame(where):
+            if goal.task == "multilabel":
+                value_ND, loss_N = label_measures.read(predicted_N.double(), goal.value_RD)
+                measured = label_measures.of_predictions
+            else:
+                value_ND, loss_N = errors_of_numbers.read(predicted_N, goal)
+        y_ND, result, more = goal.value_RD, EvaluationResult(), {}
         if test_count:
-            more = errors_of_numbers.of_predictions(value_ND[:test_count], y_ND[:test_count], data.targets.names)
+            both = value_ND[:test_count], y_ND[:test_count], goal.names
+            more = measured(*both) | label_measures.ranked(self.job.measures, *both)
             result = EvaluationResult(
                 loss=float(loss_N[:test_count].mean()), p_NC=value_ND[:test_count] if round == self.job.keeps else None
             )
         if test_count < len(row_N):
-            valid = errors_of_numbers.of_predictions(value_ND[test_count:], y_ND[test_count:])
-            more = more | {f"validation_{name}": value for name, value in valid.items()}
+            valid = measured(value_ND[test_count:], y_ND[test_count:], goal.names)
+            more = more | {f"validation_{name}": value for name, value in valid.items() if "[" not in name}
             result = result._replace(validation_loss=float(loss_N[test_count:].mean()))
         return result._replace(measures=more)
 

@@ -2,11 +2,26 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 
 from torch import Tensor
 
+from idiolect.data.targets import Targets
+
 # N samples of one client, D numbers of a target
+
+
+def read(scaled_ND: Tensor, targets: Targets) -> tuple[Tensor, Tensor]:
+    """Predictions in the units of the data (N, D), and the loss of each sample (N,), from scaled predictions.
+
+    Raises:
+        ValueError: they have another shape than the targets.
+    """
+    if scaled_ND.shape != targets.value_RD.shape:
+        what = f"predict returns the shape {tuple(scaled_ND.shape)} for {len(targets.value_RD)} samples"
+        raise ValueError(f"{what}: return {targets.value_RD.shape[1]} for each sample")
+    return targets.unscaled(scaled_ND), (scaled_ND.double() - targets.scaled().double()).square().mean(1)
 
 
 def of_predictions(value_ND: Tensor, y_ND: Tensor, names: Sequence[str] = ("",)) -> dict[str, float]:
@@ -15,6 +30,8 @@ def of_predictions(value_ND: Tensor, y_ND: Tensor, names: Sequence[str] = ("",))
     ``mse`` and ``mae`` are in the units of the target, squared or not. ``r2`` is 1 - sum of squared errors / sum of
     squared distances from the mean, as scikit-learn's ``r2_score``; it is left out where all targets are equal. Each is
     the mean over the numbers of a target; ``mse[name]`` and so on are those of each number, if there are several.
+    ``mse_low`` and ``mse_high`` are the ends of Student's 95 % interval of the mean squared error, from two samples on:
+    what another draw of as many samples might give.
 
     Args:
         value_ND: predictions, float64.
@@ -27,6 +44,11 @@ def of_predictions(value_ND: Tensor, y_ND: Tensor, names: Sequence[str] = ("",))
     mse_D, mae_D = error_ND.square().mean(0), error_ND.abs().mean(0)
     spread_D = (y_ND - y_ND.mean(0)).square().mean(0)
     values = {"mse": float(mse_D.mean()), "mae": float(mae_D.mean())}
+    if len(y_ND) > 1:
+        from scipy.special import stdtrit  # slow to import
+
+        width = float(stdtrit(len(y_ND) - 1, 0.975)) * float(error_ND.square().mean(1).std()) / math.sqrt(len(y_ND))
+        values |= {"mse_low": max(0.0, values["mse"] - width), "mse_high": values["mse"] + width}
     if bool((spread_D > 0).all()):
         values["r2"] = float((1 - mse_D / spread_D).mean())
     if len(names) > 1:

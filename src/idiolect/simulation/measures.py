@@ -21,6 +21,7 @@ from idiolect.core import option_spec
 from idiolect.core.errors import InputError, brief, nearest
 from idiolect.core.objectives import TaskName
 from idiolect.core.option_spec import Spec
+from idiolect.simulation import label_measures
 from idiolect.statistics import intervals
 
 # N samples of one client, C classes, P of them present in the labels
@@ -188,7 +189,8 @@ def check(names: Iterable[str], task: TaskName, classes: int) -> None:
     """Check that these measures are defined for a task, and for so many classes.
 
     Raises:
-        InputError: one is for classes and the target is numbers, or it needs two, and there are more or fewer.
+        InputError: one is for classes and the target is numbers or several labels, or it needs two, and there are more
+            or fewer.
     """
     for name in names:
         if task == "regression":
@@ -196,7 +198,12 @@ def check(names: Iterable[str], task: TaskName, classes: int) -> None:
                 f"measure {name} is for classes, and this target is numbers: leave measures out; the mean squared and "
                 "absolute errors and R2 are always recorded"
             )
-        if Spec.parse(name).name in _TWO and classes != 2:
+        if task == "multilabel" and name not in label_measures.RANKED:
+            raise InputError(
+                f"measure {name} is for classes, of which a sample has one, and here it can have several labels: "
+                f"choose {' or '.join(label_measures.RANKED)}, or leave it out; F1 is always recorded"
+            )
+        if task == "classification" and Spec.parse(name).name in _TWO and classes != 2:
             raise InputError(f"measure {name} is for two classes, and these data have {classes}: choose recall")
 
 

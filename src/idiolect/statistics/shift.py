@@ -19,13 +19,13 @@ class Ranks(NamedTuple):
     """What a comparison of two samples found."""
 
     p: float
-    """Of equal distributions, two-sided."""
+    """Of equal distributions."""
     above: float
     """The share of pairs in which the other sample's value is the larger one; 0.5 where nothing differs."""
 
 
-def ranks(own_N: Floats, other_M: Floats) -> Ranks:
-    """The rank test of two samples.
+def ranks(own_N: Floats, other_M: Floats, *, larger: bool = False) -> Ranks:
+    """The rank test of two samples, or of whether the other one's values are ``larger``.
 
     Its level holds for every distribution of the values, if they are independent.
 
@@ -33,9 +33,22 @@ def ranks(own_N: Floats, other_M: Floats) -> Ranks:
     """
     from scipy.stats import mannwhitneyu
 
-    test: Any = mannwhitneyu(other_M, own_N)
+    test: Any = mannwhitneyu(other_M, own_N, alternative="greater" if larger else "two-sided")
     p = float(test.pvalue)
     return Ranks(p if np.isfinite(p) else 1.0, float(test.statistic) / (len(own_N) * len(other_M)))
+
+
+def distributions_differ(own_N: Floats, other_M: Floats) -> float:
+    """p of equal distributions behind two samples, by the largest distance of their distribution functions.
+
+    Its level holds for every distribution, if the values are independent.
+
+    Source: Kolmogorov, 1933; Smirnov, 1948.
+    """
+    from scipy.stats import ks_2samp
+
+    test: Any = ks_2samp(own_N, other_M)
+    return float(test.pvalue)
 
 
 def counts_differ(own_R: Counts, other_R: Counts, draws: int = _DRAWS) -> float:

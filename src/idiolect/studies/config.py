@@ -18,7 +18,7 @@ from idiolect.core.evaluation_protocol import Protocol
 from idiolect.core.import_path import by_path, may_import, no_imports
 from idiolect.core.method import Task
 from idiolect.core.network import Precision
-from idiolect.core.objectives import OBJECTIVES, TaskName
+from idiolect.core.objectives import TaskName
 from idiolect.core.option_spec import Spec, split_list
 from idiolect.core.schedules import check_schedule
 from idiolect.data import FederatedData, Normalise, Source
@@ -31,6 +31,7 @@ from idiolect.simulation.privacy import mechanism_of
 from idiolect.simulation.robust import rule_of
 from idiolect.simulation.uploads import step_of
 from idiolect.studies.backbones import check_augment, on_backbone
+from idiolect.studies.class_weights import objective_of
 from idiolect.studies.clients import warn_of_no_clients
 from idiolect.studies.defences import COMPLETE, check_defences
 from idiolect.studies.display import Display
@@ -355,16 +356,15 @@ class Study(Display, LocalTraining):
         """The task that the methods get.
 
         Raises:
-            InputError: the network or the augmentation does not fit the samples.
+            InputError: the network, the augmentation or the class weights do not fit the samples.
         """
         check_augment(self, federation)
-        inputs = federation.preprocessing
+        inputs, outputs = federation.preprocessing, federation.outputs
         some = inputs(federation.some(_TRIED)) if federation.samples else None
-        network = models.build(self.model, federation.inputs, federation.outputs, self.precision, some)
-        how, kind = OBJECTIVES[federation.task], federation.task
+        how = objective_of(self.class_weights, federation)
         return Task(
-            network, federation.outputs, federation.trained, training_of(self), inputs, how.loss, how.output,
-            how.mixture, kind,
+            models.build(self.model, federation.inputs, outputs, self.precision, some), outputs, federation.trained,
+            training_of(self), inputs, how.loss, how.output, how.mixture, federation.task,
         )  # fmt: skip
 
     def jobs(self, federation: FederatedData) -> list[tuple[Use, Job]]:

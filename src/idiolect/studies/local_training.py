@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from typing import Annotated, Any, Literal, Self
 
 import pydantic
@@ -14,10 +14,14 @@ from idiolect.core.option_spec import Spec, complete
 from idiolect.core.schedules import schedule_of
 from idiolect.studies.naming import sentence
 from idiolect.studies.settings import field
+from idiolect.training.class_weights import class_weights_of
 from idiolect.training.server_optimisers import server_optimiser_of
 
 Rate = Annotated[float, Field(gt=0, allow_inf_nan=False)]
 Decay = Annotated[float, Field(ge=0, allow_inf_nan=False)]
+_MAKERS: dict[str, Callable[[Spec], Any]] = {
+    "lr_schedule": schedule_of, "server_optimiser": server_optimiser_of, "class_weights": class_weights_of,
+}  # fmt: skip
 
 
 class LocalTraining(BaseModel):
@@ -40,6 +44,7 @@ class LocalTraining(BaseModel):
     clip: Rate | None = field("clip")
     server_optimiser: Spec = field("server_optimiser")
     personal: Annotated[str, Field(min_length=1, max_length=1000)] | None = field("personal")
+    class_weights: Spec = field("class_weights")
     augment: Augment = field("augment")
     drop_last: bool = field("drop_last")
 
@@ -53,10 +58,10 @@ class LocalTraining(BaseModel):
         except pydantic.ValidationError as error:
             raise InputError(sentence(error, type(self))) from None
 
-    @pydantic.field_validator("lr_schedule", "server_optimiser")
+    @pydantic.field_validator("lr_schedule", "server_optimiser", "class_weights")
     @classmethod
     def _completed(cls, spec: Spec, info: pydantic.ValidationInfo) -> Spec:
-        return complete(spec, schedule_of if info.field_name == "lr_schedule" else server_optimiser_of)
+        return complete(spec, _MAKERS[str(info.field_name)])
 
     @pydantic.model_validator(mode="after")
     def _momentum_of_sgd(self) -> Self:

@@ -78,7 +78,8 @@ class Result:
     def _check_classes(self, instead: str) -> None:
         run = report.read(self.folder)
         if run.task != "classification":
-            raise InputError(f"this run predicts numbers, which have no accuracy: call {instead}")
+            what = "numbers" if run.task == "regression" else "several labels"
+            raise InputError(f"this run predicts {what}, which have no accuracy: call {instead}")
 
     def validation(self) -> Any:
         """The same on validation samples: the mean over those of clients that train, in the protocol's round.

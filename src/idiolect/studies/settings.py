@@ -70,10 +70,13 @@ SETTINGS = {
         metavar="WHERE", common=True,
     ),
     "target": Setting(
-        DATA, "Column to predict.", unset="label, target, class, ...", metavar="COLUMN", common=True,
+        DATA, "Column to predict; several numbers or labels joined by +.", unset="label, target, class, ...",
+        metavar="COLUMN", common=True,
     ),
     "task": Setting(
-        DATA, "What is learnt: classification, or regression, which is taken for a target with many different numbers.",
+        DATA,
+        "What is learnt: classification; regression, taken for many different numbers; multilabel, taken for several "
+        "columns of 0 and 1.",
         unset="decided by the target's values", metavar="TASK",
     ),
     "client_column": Setting(
@@ -212,6 +215,12 @@ SETTINGS = {
         (),
         repeat=True,
         option="attack",
+    ),
+    "class_weights": Setting(
+        TRAINING,
+        "What samples weigh in the loss by class: none, balanced, effective:beta=0.999, or numbers:weights=1+5 in the "
+        "order of the classes.",
+        Spec(name="none"),
     ),
     "augment": Setting(TRAINING, "Crop and mirror training images at random (crop_flip).", "none"),
     "drop_last": Setting(

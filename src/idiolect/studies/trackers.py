@@ -24,8 +24,11 @@ from idiolect.simulation import Record
 from idiolect.studies.config import Study
 
 Status = Literal["finished", "stopped", "failed"]
-_METRICS = ("accuracy", "loss", "calibration_error", "brier", "mse", "mae", "r2")
-_ON_VALIDATION = ("validation_accuracy", "validation_loss", "validation_mse", "validation_mae", "validation_r2")
+_METRICS = ("accuracy", "loss", "calibration_error", "brier", "mse", "mae", "r2", "micro_f1")
+_ON_VALIDATION = (
+    "validation_accuracy", "validation_loss", "validation_mse", "validation_mae", "validation_r2",
+    "validation_micro_f1",
+)  # fmt: skip
 
 
 class Tracker(Protocol):
@@ -66,11 +69,11 @@ def measures(
 
     Returns:
         ``accuracy`` (0..1), ``loss`` (nats), ``calibration_error`` (0..1), ``brier`` (0..2), averaged over clients or
-        samples, or of predicted numbers ``mse``, ``mae``, ``r2`` and ``loss``; the same of validation samples, as
-        ``validation_accuracy``; ``worst_decile``, the mean score of the worst tenth of clients; ``new_client_accuracy``
-        (or ``new_client_mse``) of new clients, under all conditions, once
-        they are measured; ``bytes``, down and up, mean over participants; ``seconds``. If the protocol is about new
-        clients, the numbers are theirs, and ``trained_accuracy`` is that of the others.
+        samples, or of predicted numbers ``mse``, ``mae``, ``r2`` and ``loss``, of several labels ``micro_f1`` and
+        ``loss``; the same of validation samples, as ``validation_accuracy``; ``worst_decile``, the mean score of the
+        worst tenth of clients; ``new_client_accuracy`` (or ``new_client_mse`` and so on) of new clients, under all
+        conditions, once they are measured; ``bytes``, down and up, mean over participants; ``seconds``. If the protocol
+        is about new clients, the numbers are theirs, and ``trained_accuracy`` is that of the others.
     """
     values_of: dict[str, list[tuple[int, float]]] = {}
     bytes_of: dict[int, float] = {}

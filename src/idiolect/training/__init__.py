@@ -5,7 +5,7 @@ from idiolect.training.batches import Batch, batches, groups, inner, rows
 from idiolect.training.client_state import Personal, joins_by_training, own_or, stateless, trained, untrained
 from idiolect.training.optimisers import optimiser_state
 from idiolect.training.preprocessing import Preprocessing
-from idiolect.training.requirements import require_classes, require_sgd
+from idiolect.training.requirements import require_classes, require_sgd, require_unweighted
 from idiolect.training.settings import training_of
 from idiolect.training.sgd import cross_entropy_mean, mean, sgd, sgd_from
 from idiolect.training.sharing import shared
@@ -39,6 +39,7 @@ __all__ = [
     "own_or",
     "require_classes",
     "require_sgd",
+    "require_unweighted",
     "row_losses",
     "rows",
     "sgd",

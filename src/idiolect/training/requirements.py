@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from idiolect.core.errors import InputError
 from idiolect.core.method import SGD, Task
+from idiolect.core.objectives import OBJECTIVES
 
 
 def require_sgd(task: Task, method: str, because: str) -> SGD:
@@ -19,6 +20,19 @@ def require_sgd(task: Task, method: str, because: str) -> SGD:
     return rule
 
 
+def require_unweighted(task: Task, method: str) -> None:
+    """Check that the classes of a task weigh alike, for a method whose training has a loss of its own.
+
+    Raises:
+        InputError: they do not.
+    """
+    if task.loss is not OBJECTIVES[task.kind].loss:
+        raise InputError(
+            f"method {method} has a loss of its own, which knows no class_weights: leave class_weights out, or this "
+            "method"
+        )
+
+
 def require_classes(task: Task, method: str, because: str) -> None:
     """Check that a task is a classification, for a method that is defined for classes alone.
 
@@ -26,4 +40,4 @@ def require_classes(task: Task, method: str, because: str) -> None:
         InputError: it is not.
     """
     if task.kind != "classification":
-        raise InputError(f"method {method} needs classes, because {because}: leave it out of a {task.kind}")
+        raise InputError(f"method {method} needs classes, because {because}: leave it out of a {task.kind} study")

@@ -36,7 +36,7 @@ def tune(
     *,
     trials: int = 20,
     sampler: str | Sampler = "tpe",
-    halving: int = 3,
+    halving: int = 2,
     seed: int | None = None,
     refit: bool = False,
     engine: str | Engine = "auto",

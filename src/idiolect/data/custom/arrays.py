@@ -61,14 +61,17 @@ def from_arrays(
             (R, F) whose numbers float32 cannot tell apart has its median subtracted. Whole numbers of 16 bits or more
             (R, ...) are ids, as those of words, and stay as they are. Or texts, (R,), which become ids. Or a dict of
             arrays by name, where a network takes several.
-        y: one label per row, whole numbers or texts, (R,); or numbers to predict, (R,) or, several together, (R, D).
+        y: one label per row, whole numbers or texts, (R,); or numbers to predict, (R,) or, several together, (R, D);
+            or, for each of L labels of which a sample can have several, 0 or 1, (R, L).
         clients: which client each sample belongs to, numbers or texts, (R,); else a partition divides the samples.
         groups: which samples belong together, as those of one patient, numbers or texts, (R,): a group is never on
             both sides of a split. With an official test split, of all its samples after those for training.
         name: what to call the data set.
         class_names: what y's numbers 0, 1, ... mean, or y's texts in the order you want; by default y's values, sorted.
-        task: "classification" or "regression"; None takes many different numbers as numbers to predict, and everything
-            else as classes. With ``class_names`` y is always classes.
+            Of labels (R, L) their names.
+        task: "classification", "regression" or "multilabel"; None takes many different numbers as numbers to predict,
+            columns of 0 and 1 as labels of which a sample can have several, and everything else as classes. With
+            ``class_names`` y (R,) is always classes.
         test: an official test split (x, y) or (x, y, clients).
         tokens: what a text is divided into: "words" (the default), "characters", "bytes", or an ``Encoder``.
         max_tokens: of a text that are used, 256 by default; longer texts are cut.
@@ -83,8 +86,8 @@ def from_arrays(
     splits = [(x, y, clients)] if test is None else [(x, y, clients), (*test, None)[:3]]
     samples = _samples([part[0] for part in splits], tokens, max_tokens)
     counts, table = samples.counts, bool(samples.encodings)
-    goal = _goal([part[1] for part in splits], counts)
-    if class_names is None:
+    goal = _goal([part[1] for part in splits], counts, task, class_names)
+    if class_names is None or len(goal) > 1:
         y_R, names, targets = target_of(goal, {name: name for name in goal}, task, table=table)
     else:
         y_R, names = _classes(goal, class_names, task)
@@ -312,21 +315,33 @@ def _column(parts: Sequence[Any], counts: Sequence[int], what: str) -> pd.Series
     return pd.concat(columns, ignore_index=True)
 
 
-def _goal(splits: Sequence[Any], counts: Sequence[int]) -> dict[str, pd.Series[Any]]:
-    """The target, or the numbers that are predicted together: y[0], y[1] and so on of an array (R, D)."""
+def _goal(
+    splits: Sequence[Any], counts: Sequence[int], task: TaskName | None, names: Sequence[str] | None
+) -> dict[str, pd.Series[Any]]:
+    """The target, or what is predicted together: y[0], y[1] and so on of an array (R, D), or ``names``."""
     arrays = [_array(values, "y") for values in splits]
-    widths = {array.shape[1] for array in arrays if array.ndim == 2 and array.dtype.kind == "f" and array.size}
-    hot = all(np.isin(array, (0, 1)).all() and (array.sum(-1) == 1).all() for array in arrays if array.ndim == 2)
-    if len(widths) != 1 or any(array.ndim != 2 for array in arrays) or hot:
+    widths = {array.shape[1] for array in arrays if array.ndim == 2 and array.dtype.kind in "fiub" and array.size}
+    if len(widths) != 1 or any(array.ndim != 2 for array in arrays):
         return {"y": _column(splits, counts, "y")}
-    return {f"y[{d}]": _column([array[:, d] for array in arrays], counts, "y") for d in range(widths.pop())}
+    two = all(np.isin(array, (0, 1)).all() for array in arrays)
+    hot = two and all((array.sum(-1) == 1).all() for array in arrays) and task != "multilabel"
+    [width] = widths
+    if hot or ((width == 1 or not two) and any(array.dtype.kind != "f" for array in arrays)):
+        return {"y": _column(splits, counts, "y")}
+    if names is not None and (len(set(names)) != width or not two):
+        raise InputError(
+            f"y has {width} columns and class_names {len(names)} names: give each of several labels, 0 or 1, its own, "
+            "and numbers to predict none"
+        )
+    names = [f"y[{d}]" for d in range(width)] if names is None else [str(name) for name in names]
+    return {name: _column([array[:, d] for array in arrays], counts, "y") for d, name in enumerate(names)}
 
 
 def _classes(
     goal: Mapping[str, pd.Series[Any]], class_names: Sequence[str], task: TaskName | None
 ) -> tuple[NDArray[np.int64], tuple[str, ...]]:
-    if len(goal) > 1 or task == "regression":
-        raise InputError("class_names are for classes, and y is numbers to predict: leave them out")
+    if task not in (None, "classification"):
+        raise InputError(f"class_names are for classes, and this is a {task}: leave them out")
     y_R, texts = labels(goal["y"], "y")
     look("y", "class", y_R, texts)
     names = tuple(map(str, class_names))

@@ -18,7 +18,7 @@ import pyarrow.parquet as pq
 from idiolect.core import shared_memory
 from idiolect.core.arrow_tables import open_parquet, read_parquet
 from idiolect.core.errors import InputError, option
-from idiolect.core.files import about_backslashes
+from idiolect.core.files import about_backslashes, expanded
 from idiolect.core.import_path import is_dotted
 from idiolect.core.objectives import TaskName
 from idiolect.data.custom.archives import GZIP, ZIP, unpacked
@@ -85,8 +85,8 @@ def open_data(
             both sides of a split.
         drop: columns to leave out, such as identifiers; several may be joined by +.
         resize: for images, 32 or "32x24" for width x height in pixels.
-        task: "classification" or "regression"; None takes many different numbers as numbers to predict, and everything
-            else as classes.
+        task: "classification", "regression" or "multilabel"; None takes many different numbers as numbers to predict,
+            several columns of 0 and 1 as labels of which a sample can have several, and everything else as classes.
         text: the column of texts to learn from, or several joined by +, which a line end separates then; the other
             columns are not used.
         tokens: what a text is divided into: "words" (the default), "characters", "bytes", or an ``Encoder``.
@@ -122,13 +122,13 @@ def open_data(
 
 def is_program(where: str | Path) -> bool:
     """Whether this is the import path of a function, and not that of a file."""
-    path = Path(os.path.expanduser(where))
+    path = expanded(where)
     is_file = path.suffix.lower() in _FILES and path.suffix != ".data"  # which may be the name of a function
     return is_dotted(str(where)) and not is_file and not os.path.exists(path)
 
 
 def _open(where: str | Path, options: dict[str, Any], outside: bool) -> Source:
-    path = Path(os.path.expanduser(where))
+    path = expanded(where)
     if str(where).startswith(ON_HUB):
         name = str(where).removeprefix(ON_HUB)
         return read_dataset(from_hub(name), name=name, within=None if outside else Within.hub(), **_plain(options))

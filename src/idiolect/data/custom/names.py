@@ -38,7 +38,7 @@ def look(what: str, kind: str, code_R: NDArray[np.int64], names: Sequence[str]) 
 
     Args:
         what: they are the values of, for messages.
-        kind: "class" or "client".
+        kind: "class", "label" or "client".
         code_R: for each row the place of its name.
         names: as ``codes`` gives them.
     """

@@ -78,8 +78,8 @@ def from_frame(
         group_column: the column that says which samples belong together, as those of one patient: a group is never on
             both sides of a split.
         drop: columns to leave out, such as identifiers; several may be joined by +.
-        task: "classification" or "regression"; None takes many different numbers as numbers to predict, and everything
-            else as classes.
+        task: "classification", "regression" or "multilabel"; None takes many different numbers as numbers to predict,
+            several columns of 0 and 1 as labels of which a sample can have several, and everything else as classes.
         text: the column of texts to learn from, or several joined by +, which a line end separates then; the other
             columns are not used.
         tokens: what a text is divided into: "words" (the default), "characters", "bytes", or an ``Encoder``.
@@ -126,8 +126,8 @@ def from_dataset(
         image_column: the column of images, if there are several.
         drop: columns to leave out.
         resize: of images, 32 or "32x24" for width x height in pixels.
-        task: "classification" or "regression"; None takes many different numbers as numbers to predict, and everything
-            else as classes.
+        task: "classification", "regression" or "multilabel"; None takes many different numbers as numbers to predict,
+            several columns of 0 and 1 as labels of which a sample can have several, and everything else as classes.
         text: the column of texts to learn from, or several joined by +, which a line end separates then; the other
             columns are not used.
         tokens: what a text is divided into: "words" (the default), "characters", "bytes", or an ``Encoder``.

@@ -5,7 +5,6 @@ from __future__ import annotations
 import codecs
 import io
 import json
-import os
 import re
 from collections import deque
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
@@ -24,7 +23,7 @@ from pyarrow.csv import ConvertOptions, ParseOptions, ReadOptions
 
 from idiolect.core.arrow_tables import open_parquet, parquet_batches, to_frame
 from idiolect.core.errors import InputError
-from idiolect.core.files import about_backslashes
+from idiolect.core.files import about_backslashes, expanded
 from idiolect.core.processor import cores
 from idiolect.data.custom import folders
 from idiolect.data.custom.archives import is_archive, unpacked
@@ -151,7 +150,7 @@ def _some(path: Path, size: int, roles: Roles, numbers: Callable[[str], bool]) -
 
 def _places(where: str | Path) -> list[Path]:
     """The files that a pattern means, or the file or folder at a path."""
-    path = Path(os.path.expanduser(where))
+    path = expanded(where)
     return matches(path) if is_pattern(path) else [_place(path)]
 
 

@@ -1,4 +1,4 @@
-"""The target: classes, or numbers to predict."""
+"""The target: classes, numbers to predict, or several labels."""
 
 from __future__ import annotations
 
@@ -14,6 +14,7 @@ from numpy.typing import NDArray
 from idiolect.core.errors import InputError, listed, option
 from idiolect.core.objectives import TaskName
 from idiolect.data.custom.columns import FRACTIONS, NUMBER, amounts_in, check_texts, codes, labels
+from idiolect.data.custom.label_sets import are_answers, label_sets
 from idiolect.data.custom.names import look
 from idiolect.data.targets import Targets
 
@@ -35,31 +36,49 @@ def target_of(
 ) -> Target:
     """The target of samples.
 
-    Where the task is not said, many different numbers are numbers to predict, and everything else is classes.
+    Where the task is not said, many different numbers are numbers to predict, several columns of 0 and 1 (or of
+    answers, see ``label_sets``) are labels, several other columns numbers, and everything else is classes.
 
     Args:
-        columns: of the target, by name; several numbers are predicted together.
+        columns: of the target, by name; several numbers or labels are predicted together.
         whats: how messages call each column.
         task: what is learnt; None: what the values say.
         table: whether the samples are rows of a table. Of images, the numbers 0, 1, 2, ... are codes of classes.
 
     Raises:
         InputError: a value is missing or infinite, all are equal, texts are to be predicted as numbers or stand among
-            many numbers, or classes are identifiers.
+            many numbers, classes are identifiers, or as ``label_sets``.
     """
     if task not in (None, *get_args(TaskName)):
-        raise InputError(f"task={task!r} is not known: give {' or '.join(get_args(TaskName))}, or leave it out")
+        raise InputError(
+            f"task={task!r} is not known: give {listed(get_args(TaskName), between=' or ')}, or leave it out"
+        )
     if len(columns) > 1 and task == "classification":
         raise InputError(f"target {listed(columns)} has {len(columns)} columns, and classes are in one: give one")
     first = next(iter(columns))
+    if task == "multilabel" or (task is None and len(columns) > 1 and _are_labels(columns)):
+        return _numbered(label_sets(columns, whats))
     if task == "regression" or len(columns) > 1 or (task is None and _are_amounts(columns[first], whats[first], table)):
         values = [numbers(values, whats[name], different=True) for name, values in columns.items()]
-        rows = len(values[0])
-        names = tuple(columns)
-        return Target(np.zeros(rows, np.int64), ("+".join(names),), Targets(torch.tensor(np.stack(values, 1)), names))
+        return _numbered(Targets(torch.tensor(np.stack(values, 1)), tuple(columns)))
     y_R, class_names = labels(columns[first], whats[first])
     look(whats[first], "class", y_R, class_names)
     return Target(y_R, class_names, None)
+
+
+def _numbered(targets: Targets) -> Target:
+    return Target(np.zeros(len(targets.value_RD), np.int64), ("+".join(targets.names),), targets)
+
+
+def _are_labels(columns: Mapping[str, pd.Series[Any]]) -> bool:
+    """Whether several columns say which labels a sample has, which is said."""
+    if not are_answers(columns):
+        return False
+    log.warning(
+        "the targets %s have two values each, which say which labels a sample has; if they are numbers to predict, "
+        "give %s", listed(columns, 5), option("task", "regression"),
+    )  # fmt: skip
+    return True
 
 
 def _are_amounts(values: pd.Series[Any], what: str, table: bool) -> bool:

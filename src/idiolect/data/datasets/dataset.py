@@ -148,7 +148,7 @@ class Source:
     @property
     def task(self) -> TaskName:
         """What is learnt of the target."""
-        return "classification" if self.targets is None else "regression"
+        return "classification" if self.targets is None else self.targets.task
 
     @property
     def feature_names(self) -> tuple[str, ...]:

@@ -84,8 +84,8 @@ def divide(
         else:
             if source.targets is not None and name in BY_CLASS:
                 raise InputError(
-                    f"partition {name} divides classes, and this target is a number: take iid, or natural with "
-                    f"{option('client_column')}"
+                    f"partition {name} divides classes, and this target is {source.targets.what}: take iid, or "
+                    f"natural with {option('client_column')}"
                 )
             count = clients or (None if follows_a_column(partition) else USUAL_CLIENTS)
             has_sizes = bool(sizes and count and "sizes_K" in inspect.signature(function).parameters)

@@ -16,6 +16,7 @@ import torch
 from torch import Tensor, nn
 
 from idiolect.core.errors import InputError
+from idiolect.core.files import expanded
 from idiolect.core.import_path import optional
 from idiolect.core.randomness import seeded
 from idiolect.models.pretrained.backbone import Backbone, check_features
@@ -64,9 +65,9 @@ def place_of(settings: Pretrained) -> tuple[str, Path | None]:
     Raises:
         InputError: a folder or file is not there.
     """
-    what, place, file = settings.title, os.path.expanduser(settings.name), None
+    what, place, file = settings.title, str(expanded(settings.name)), None
     if settings.weights is not None:
-        weights = Path(os.path.expanduser(settings.weights))
+        weights = expanded(settings.weights)
         if weights.is_dir():
             place = str(weights)
         elif weights.is_file():

@@ -13,6 +13,7 @@ from pydantic import Field, PositiveFloat, PositiveInt
 
 from idiolect.core import option_spec
 from idiolect.core.errors import InputError, nearest
+from idiolect.core.files import expanded
 from idiolect.core.import_path import is_dotted
 from idiolect.core.option_spec import Spec
 
@@ -77,7 +78,7 @@ def files_of(settings: Pretrained) -> tuple[tuple[str, int, int], ...]:
     """What shows whether the files of a backbone on this machine have changed: place, size and time of each."""
     files = []
     for text in (settings.name, settings.weights or ""):
-        place = Path(os.path.abspath(os.path.expanduser(text)))
+        place = Path(os.path.abspath(expanded(text)))
         for file in sorted(place.iterdir()) if place.is_dir() and text else [place]:
             with suppress(OSError):
                 about = file.stat()

@@ -65,7 +65,7 @@ def cost(view: View) -> Iterator[Figure | str]:
     amount = least if least == most else f"{least} to {most}"
     yield Figure(
         "cost",
-        f"What {'accuracy' if by.unit else 'a small error'} costs: {amount} per client and round",
+        f"What {by.name if by.is_share else 'a small error'} costs: {amount} per client and round",
         f"Bytes down and up, mean per participating client and round, against final {by.name}: cheap and good methods "
         f"are at the {'upper' if by.more_is_better else 'lower'} left."
         + (

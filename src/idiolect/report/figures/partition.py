@@ -24,7 +24,7 @@ def partition_figures(run: Run, about: Description) -> list[Figure]:
 def label_map(view: View) -> Iterator[Figure | str]:
     """Clients x classes, with a circle whose size shows the number of training samples."""
     manifest = view.run.manifest
-    if view.run.task == "regression":
+    if view.run.task != "classification":
         return
     names, clients = manifest["class_names"], view.sample(view.clients)
     sample = set(clients)
@@ -146,6 +146,13 @@ def _divergence(view: View, about: Description) -> Iterator[Figure]:
             "the title has the mean."
         )
         unit, ends = "standard deviations", {"domainMin": 0}
+        if view.run.task == "multilabel":
+            title = f"Two clients' labels are {about.label_mean:.2f} apart, {about.label_chance:.2f} at random"
+            caption = (
+                "Root mean square difference, over labels, of the shares of each pair of clients' training samples "
+                "that have a label; the title has the mean."
+            )
+            unit = "shares"
     channel = {"type": "nominal", "scale": {"domain": names}}
     axis = {"labelOverlap": True, "labelLimit": 80}
     yield Figure(

@@ -38,8 +38,8 @@ class Choice(NamedTuple):
 
     values: Mapping[str, Any]
     """Option or setting: value."""
-    accuracy: float
-    """Mean accuracy (0..1) on validation samples."""
+    score: float
+    """The mean score on validation samples, as it is recorded: an accuracy of 0..1, or a mean squared error."""
     before: str
     """The digest of the cell's study without the choice."""
 
@@ -55,7 +55,7 @@ class Cell:
         std: the paper's standard deviation, in the same unit.
         stage: the stage at which it is measured, if it is not the protocol's.
         condition: for the accuracy of new clients, their condition; "" is their samples as they are.
-        reads: which number of the run it is: "accuracy", or another metric of the records.
+        reads: which number of the run it is: "accuracy", another metric of the records, or "minutes".
         value: computes it without training.
         absent: why there is nothing to run.
         search: what is chosen before it is measured; None for the settings that the paper prints.
@@ -94,11 +94,13 @@ class Tuned:
         values: method, or "all", -> option or setting of ours -> the values that the paper names.
         place: where the paper says it.
         assumptions: what it leaves open, and what is done here.
+        always: whether there is no other table: every cell is tuned, without ``--tune``.
     """
 
     values: Mapping[str, Mapping[str, tuple[Any, ...]]]
     place: str
     assumptions: tuple[str, ...] = ()
+    always: bool = False
 
 
 @dataclass(frozen=True)
@@ -125,6 +127,11 @@ class Recipe:
     deviation: str = ""
     doubts: tuple[str, ...] = ()
     tuned: Tuned | str = ""
+
+    @property
+    def is_always_tuned(self) -> bool:
+        """Whether its cells have no settings but those that a search chooses."""
+        return isinstance(self.tuned, Tuned) and self.tuned.always
 
 
 Maker = Callable[[], Recipe]

@@ -1,0 +1,316 @@
+"""The page of clients as they are in nature, from the files in results/natural.
+
+python docs/natural.py [--check]      # --check writes nothing, and fails where the page is out of date
+"""
+
+from __future__ import annotations
+
+import argparse
+import sys
+from collections.abc import Mapping
+from pathlib import Path
+from typing import NamedTuple
+
+import numpy as np
+import pandas as pd
+from scipy import stats
+
+from idiolect import methods
+from idiolect.report.compare import interval
+from idiolect.report.measures import OF_NUMBERS, words
+from idiolect.reproduction import outcome_files, recipes
+from idiolect.reproduction.outcomes import SeedResult
+from idiolect.reproduction.recipes import Cell, Choice, Recipe
+
+# S seeds, K clients
+
+HERE = Path(__file__).parent
+RESULTS, PAGE = HERE.parent / "results", HERE / "results" / "natural.md"
+RECIPE = "natural/table1"
+SEEDS = (0, 1, 2, 3, 4)
+FEW = 7  # clients that are shown one by one
+
+
+class About(NamedTuple):
+    """A source, for readers."""
+
+    what: str
+    task: str
+    source: str
+    file: str
+
+
+SOURCES = {
+    "heart": About(
+        "920 patients of 4 hospitals: Cleveland, Budapest (hungarian), Zurich and Basel (switzerland), Long Beach (va)",
+        "whether they have a heart disease; 13 numbers, many of them missing",
+        "[UCI heart disease](https://archive.ics.uci.edu/dataset/45/heart+disease) (Janosi, Steinbrunn, Pfisterer & "
+        "Detrano 1988), CC BY 4.0",
+        "`heart/{cleveland,hungarian,switzerland,va}.data`, the `processed` files of the archive",
+    ),
+    "heart_new": About(
+        "the same; Long Beach takes no part in the training, and gets its model afterwards", "the same", "the same", ""
+    ),
+    "phones": About(
+        "5,418 windows of the acceleration of the phones of 36 people",
+        "which of six activities; 43 features of a window. The last windows of each activity are test samples",
+        "[WISDM Lab](https://www.cis.fordham.edu/wisdm/dataset.php) (Kwapisz, Weiss & Moore 2010), no licence stated",
+        "`wisdm.arff`, the rows of the transformed data",
+    ),
+    "regions": About(
+        "501 patients of TCGA-BRCA in 5 regions (two more have 4 and 2 patients, and are left out)",
+        "whether they lived three years; 39 clinical features",
+        "[GDC](https://portal.gdc.cancer.gov/projects/TCGA-BRCA), open access; features as "
+        "[FLamby](https://github.com/owkin/FLamby) prepares them",
+        "`brca_regions.csv`",
+    ),
+    "schools": About(
+        "15,362 pupils of 139 schools in London",
+        "the score of an examination (regression); 28 features of the pupil and the school",
+        "Inner London Education Authority, as used for learning of many tasks (Bakker & Heskes 2003), no licence "
+        "stated",
+        "`school.parquet`, with a column `school` and a column `score`",
+    ),
+    "shops": About(
+        "8,000 reviews of books, DVDs, electronics and kitchenware",
+        "positive or negative; features of MiniLM, frozen, and a layer of 64",
+        "[multi-domain sentiment](https://www.cs.jhu.edu/~mdredze/datasets/sentiment/) (Blitzer, Dredze & Pereira "
+        "2007), for research",
+        "`reviews.parquet` (columns `shop`, `text`, `label`), and the folder `all-MiniLM-L6-v2` of the network",
+    ),
+    "roles": About(
+        "30 roles of Shakespeare's plays, with 300 training windows at most",
+        "the next character after 80; an LSTM of 64 units",
+        "Karpathy's excerpt; the text is in the public domain",
+        "`tinyshakespeare.txt`",
+    ),
+    "drawers": About(
+        "20 people who drew 136 characters of small alphabets, each once",
+        "which character; nobody has drawn a character twice, so that a test sample's class is never among a client's "
+        "own training samples",
+        "[Omniglot](https://github.com/brendenlake/omniglot) (Lake, Salakhutdinov & Tenenbaum 2015), MIT",
+        "`omniglot_small1.zip`, `images_background_small1` of the archive",
+    ),
+    "domains": About(
+        "digits of 3 domains (MNIST, USPS, MNIST-M), 1,000 training samples of each",
+        "which digit",
+        "see [data sets by name](../data.md#data-sets-by-name)",
+        "`digits3`, beside the folder `natural`",
+    ),
+}  # fmt: skip
+
+
+class Found(NamedTuple):
+    """What the file of a cell has."""
+
+    cell: Cell
+    choice: Choice
+    each: Mapping[int, SeedResult]
+
+    @property
+    def value_SK(self) -> pd.DataFrame:
+        """Each client's number with each seed."""
+        return pd.DataFrame.from_dict({s: dict(one.clients) for s, one in self.each.items()}, orient="index")
+
+    @property
+    def sign(self) -> int:
+        """-1 where less is better."""
+        return -1 if self.cell.reads in ("mse", "mae") else 1
+
+    @property
+    def mean(self) -> float:
+        """Over clients and seeds."""
+        return float(np.mean([one.value for one in self.each.values() if one.value is not None]))
+
+    def fact(self, name: str) -> float | None:
+        """The mean of a number over seeds."""
+        values = [one.facts[name] for one in self.each.values() if name in one.facts]
+        return float(np.mean(values)) if values else None
+
+
+def found(recipe: Recipe, source: str) -> dict[str, Found]:
+    """By method, the cells of a source that are measured with all seeds."""
+    there = {}
+    for cell in recipe.cells:
+        if cell.where["source"] == source and (content := outcome_files.current(recipe, cell, RESULTS)):
+            choice = outcome_files.choice(content)
+            each = outcome_files.kept_results(recipe, cell, RESULTS)
+            if all(s in each and each[s].value is not None for s in SEEDS):
+                there[str(cell.where["method"])] = Found(cell, choice, {s: each[s] for s in SEEDS})
+    return there
+
+
+def number(one: Found, value: float, signed: bool = False) -> str:
+    """With one digit."""
+    return f"{value:{'+' if signed else ''}.1f}"
+
+
+def gains(one: Found, local: Found) -> pd.DataFrame:
+    """How much better than Local, in points or units: seeds x clients."""
+    return one.sign * (one.value_SK - local.value_SK)
+
+
+def sure(gain_SK: pd.DataFrame) -> tuple[int, int]:
+    """How many clients gain, and how many lose, by more than chance: Student's t over seeds at 95 %."""
+    mean_K, error_K = gain_SK.mean(), gain_SK.sem()
+    width_K = error_K * stats.t.ppf(0.975, len(gain_SK) - 1)
+    return int((mean_K > width_K).sum()), int((-mean_K > width_K).sum())
+
+
+def paired(gain_SK: pd.DataFrame) -> tuple[float, float, float]:
+    """The mean, and its 95 % interval over seeds and clients."""
+    return float(gain_SK.to_numpy().mean()), *interval(gain_SK.to_numpy(), np.ones(gain_SK.shape[1]))
+
+
+def table(there: Mapping[str, Found]) -> list[str]:
+    """A row for each method."""
+    first = next(iter(there.values()))
+    metric, local = first.cell.reads, there.get("local")
+    numbers = metric in OF_NUMBERS
+    head = words(metric) if numbers else f"{words(metric)} %"
+    more = ["MAE", "R2"] if numbers else (["Accuracy %"] if metric != "accuracy" else []) + ["ECE"]
+    lines = [
+        f"| Method | {head} | worst tenth | {' | '.join(more)} | better than Local by | gain | lose | rate |",
+        "| :-- | --: | --: |" + " --: |" * len(more) + " --: | --: | --: | --: |",
+    ]
+    best = max(there.values(), key=lambda one: one.sign * one.mean)
+    for name, one in there.items():
+        value = f"{one.mean:.1f}"
+        facts = [
+            one.fact(key)
+            for key in (("mae", "r2") if numbers else ("accuracy", "calibration_error")[metric == "accuracy" :])
+        ]
+        cells = ["" if f is None else f"{f:.1f}" if f > 1 else f"{f:.3f}" for f in facts]
+        if local is None or name == "local":
+            than = ["", "", ""]
+        else:
+            mean, low, high = paired(gains(one, local))
+            than = [f"{mean:+.1f} ({low:+.1f} to {high:+.1f})", *map(str, sure(gains(one, local)))]
+        worst = one.fact("worst_decile")
+        row = [
+            methods.get(name).title, f"**{value}**" if one is best else value, f"{worst:.1f}", *cells, *than,
+            f"{one.choice.values['lr']:g}",
+        ]  # fmt: skip
+        lines.append("| " + " | ".join(row) + " |")
+    return lines
+
+
+def by_client(there: Mapping[str, Found], names: Mapping[int, str]) -> list[str]:
+    """Each client under every method, where there are few."""
+    first = next(iter(there.values()))
+    clients = list(first.value_SK.columns)
+    if len(clients) > FEW or len(clients) < 2:
+        return []
+    lines = [f"| Method | {' | '.join(names.get(k, str(k)) for k in clients)} |", "| :-- |" + " --: |" * len(clients)]
+    for name, one in there.items():
+        cells = []
+        for k in clients:
+            low, high = (
+                np.mean([e[k] for r in one.each.values() if k in (e := getattr(r, end))] or [np.nan])
+                for end in ("low", "high")
+            )
+            ends = "" if np.isnan(low) else f" ({low:.0f} to {high:.0f})"
+            cells.append(f"{one.value_SK[k].mean():.1f}{ends}")
+        lines.append(f"| {methods.get(name).title} | {' | '.join(cells)} |")
+    return ["", "Each client, with the 95 % interval that its number of test samples leaves:", "", *lines]
+
+
+def verdict(there: Mapping[str, Found]) -> str:
+    """Whether federating helps, in a sentence."""
+    if "local" not in there or len(there) < 2:
+        return ""
+    local, others = there["local"], {m: one for m, one in there.items() if m != "local"}
+    name = max(others, key=lambda m: others[m].sign * others[m].mean)
+    mean, low, high = paired(gains(others[name], local))
+    title, amount = methods.get(name).title, f"{mean:+.1f} ({low:+.1f} to {high:+.1f})"
+    if low > 0:
+        return f"**Federating helps**: {title} is better than Local by {amount}."
+    if high < 0:
+        return f"**Federating does not help**: the best of the others, {title}, is worse than Local by {amount}."
+    return (
+        f"**It is not clear that federating helps**: the best of the others, {title}, differs from Local by {amount}."
+    )
+
+
+NAMES = {
+    "heart": {0: "cleveland", 1: "hungarian", 2: "switzerland", 3: "va"},
+    "regions": {0: "Europe", 1: "Midwest", 2: "Northeast", 3: "South", 4: "West"},
+    "shops": {0: "books", 1: "dvd", 2: "electronics", 3: "kitchen"},
+    "domains": {0: "mnist", 1: "mnist_m", 2: "usps"},
+}
+
+
+def section(recipe: Recipe, source: str) -> list[str]:
+    """A source with its tables."""
+    cells = [c for c in recipe.cells if c.where["source"] == source]
+    there, about = found(recipe, source), SOURCES[source]
+    lines = [
+        f"## {source.replace('_', ' ').capitalize()}",
+        "",
+        f"{about.what[0].upper()}{about.what[1:]}. The task: {about.task}.",
+        "",
+    ]
+    if not there:
+        return [*lines, "Not measured yet.", ""]
+    lines += [*table(there), *by_client(there, NAMES.get(source, {})), "", verdict(there)]
+    missing = [methods.get(str(c.where["method"])).title for c in cells if str(c.where["method"]) not in there]
+    return [*lines, *([f"\nNot measured yet: {', '.join(missing)}."] if missing else []), ""]
+
+
+def page(recipe: Recipe) -> str:
+    """The whole page."""
+    rates = next(iter(recipe.tuned.values.values()))["lr"] if not isinstance(recipe.tuned, str) else ()
+    lines = [
+        "# Clients as they are in nature",
+        "",
+        "Hospitals, phones, regions, schools, shops, roles of plays, people who draw, domains of digits: no client",
+        "here is made by a draw. Does it help them to learn together, and whom?",
+        "",
+        "```",
+        f"IDIOLECT_DATA=... idiolect reproduce {RECIPE} --seeds {','.join(map(str, SEEDS))} --results results",
+        "```",
+        "",
+        "**How it is measured.** Each method's learning rate is chosen for each source, with seed 0, among",
+        f"{', '.join(f'{r:g}' for r in rates)}: by the accuracy (of schools, the mean squared error) on a fifth",
+        "of each client's training samples. Then it trains on all training samples with five seeds; the division in",
+        "training and test samples is one and the same. Numbers are means over clients and seeds, in the last round.",
+        "",
+        "- *worst tenth*: the mean of the tenth of the clients with the worst numbers, at least of one.",
+        "- *better than Local by*: the difference paired by client and seed, above 0 if the method is better, with its",
+        "  95 % interval (bootstrap over seeds and clients).",
+        "- *gain*, *lose*: clients whose number is better, or worse, than with Local by more than the seeds differ",
+        "  (Student's t, 95 %, each client by itself: of 100 clients without a difference, about five are counted).",
+        "- *ECE*: expected calibration error, 0 is best. *rate*: the learning rate that was chosen.",
+        "- *AUROC*: the area under the ROC curve, of clients whose test samples have both classes.",
+        "",
+    ]
+    for source in SOURCES:
+        lines += section(recipe, source)
+    lines += [
+        "## Where the data are from",
+        "",
+        "None of them is part of idiolect. Put the files into a folder `natural`, and set `IDIOLECT_DATA` to the",
+        "folder that has it.",
+        "",
+        "| source | published | file |",
+        "| :-- | :-- | :-- |",
+        *(f"| {name} | {a.source} | {a.file} |" for name, a in SOURCES.items() if a.file),
+        "",
+    ]
+    return "\n".join(lines)
+
+
+def main() -> None:
+    """Write or compare."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--check", action="store_true", help="fail where the page is out of date")
+    check, text = parser.parse_args().check, page(recipes.get(RECIPE))
+    is_stale = not PAGE.exists() or PAGE.read_text("utf-8") != text
+    if check and is_stale:
+        sys.exit(f"out of date: {PAGE.name}; run python docs/natural.py")
+    PAGE.write_text(text, encoding="utf-8")
+    print(f"1 page, {int(is_stale)} changed")
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,114 @@
+"""Class weights in studies: they act in the loss of training alone, from the training samples of all clients."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import numpy as np
+import pandas as pd
+import pytest
+import torch
+from sklearn.utils.class_weight import compute_class_weight
+
+import idiolect as idl
+from idiolect import data, methods
+from idiolect.core.errors import InputError
+from idiolect.core.objectives import cross_entropy
+from idiolect.data.datasets.dataset import Source
+from idiolect.training.class_weights import WeightedLoss
+
+OWN_LOSS = {"fedcr", "fedlda", "fedpac", "fedproto", "fedrod", "fedsr", "fedshrink", "pfedfda"}
+
+
+def source(seed: int = 0) -> Source:
+    """Two classes, of which one has a twelfth of the samples, at three hospitals; they overlap."""
+    draw = np.random.default_rng(seed)
+    ill = np.arange(360) % 12 == 0
+    x = draw.normal(size=(360, 2)) + 1.0 * ill[:, None]
+    table = pd.DataFrame({"a": x[:, 0], "b": x[:, 1], "site": [f"s{k}" for k in draw.integers(0, 3, 360)]})
+    return data.from_frame(table.assign(y=np.where(ill, "ill", "healthy")), target="y", client_column="site")
+
+
+def study(*uses: object, **more: object) -> idl.Study:
+    settings = {"rounds": 5, "local_epochs": 3, "batch_size": 20, "lr": 0.05, "evaluate_every": 5} | more
+    return idl.Study(data=source(), methods=list(uses), **settings)
+
+
+def test_the_weights_are_those_of_all_clients_training_samples() -> None:
+    one = study("fedavg", class_weights="balanced")
+    federation = one.federation()
+    y_N = federation.y_R[torch.cat([*federation.train])].numpy()
+    loss = one.task_of(federation).loss
+    assert isinstance(loss, WeightedLoss)
+    np.testing.assert_allclose(loss.weights, compute_class_weight("balanced", classes=np.array([0, 1]), y=y_N))
+    assert study("fedavg").task_of(federation).loss is cross_entropy
+
+
+def test_the_rare_class_is_seen_more_often(tmp_path: Path) -> None:
+    uses = ("local", "fedavg", "fedrep")
+    plain = idl.run(study(*uses), tmp_path / "plain", engine="sequential").records
+    balanced = idl.run(study(*uses, class_weights="balanced"), tmp_path / "b", engine="sequential").records
+
+    def mean(records: pd.DataFrame, metric: str) -> float:
+        return float(records[(records["metric"] == metric) & (records["round"] == 5)]["value"].mean())
+
+    assert mean(balanced, "balanced_accuracy") > mean(plain, "balanced_accuracy") + 0.05
+    assert mean(balanced, "loss") > mean(plain, "loss"), "what is measured has no weights"
+
+
+def test_a_method_can_have_its_own(tmp_path: Path) -> None:
+    one = study("fedavg", "fedavg:class_weights=numbers(weights=1+3)")
+    federation = one.federation()
+    losses = [one.of(use).task_of(federation).loss for use in one.methods]
+    assert losses == [cross_entropy, WeightedLoss((1.0, 3.0))]
+
+
+@pytest.mark.parametrize("engine", ["processes", "vectorised"])
+def test_engines_agree(tmp_path: Path, engine: str) -> None:
+    uses = ("fedavg", "apfl", "fedem")
+    one, other = (
+        idl.run(study(*uses, class_weights="effective"), tmp_path / e, engine=e).records for e in ("sequential", engine)
+    )
+    keys = ["method", "round", "client", "stage", "metric"]
+    both = one.merge(other, on=keys, suffixes=("", "_other"))
+    both = both[both["metric"].isin(["loss", "train_loss"])]
+    assert len(both) > 50
+    np.testing.assert_allclose(both["value"], both["value_other"], rtol=2e-3, atol=1e-5)
+
+
+@pytest.mark.parametrize("name", sorted(OWN_LOSS))
+def test_a_loss_of_its_own_takes_none(name: str, tmp_path: Path) -> None:
+    with pytest.raises(InputError, match=f"method {name} has a loss of its own, which knows no class_weights: leave"):
+        idl.run(study(name, class_weights="balanced"), tmp_path / "run")
+
+
+def test_the_other_methods_take_them(tmp_path: Path) -> None:
+    able = [name for name in methods.ours() if name not in OWN_LOSS]
+    result = idl.run(study(*able, rounds=1, class_weights="balanced"), tmp_path / "run", engine="sequential")
+    assert set(result.accuracy().index.get_level_values("method")) == set(able)
+
+
+def test_what_has_no_classes_takes_none() -> None:
+    table = pd.DataFrame(
+        {"a": np.arange(60.0), "y": np.arange(60) / 7, "u": np.arange(60) % 2, "v": np.arange(60) % 3 // 2}
+    )
+    numbers = idl.Study(data=data.from_frame(table[["a", "y"]], target="y"), methods=["local"], clients=3)
+    several = idl.Study(data=data.from_frame(table, target="u+v"), methods=["local"], clients=3)
+    given = "numbers:weights=1+2"
+    for one, weights, said in (
+        (numbers, "balanced", "class_weights=balanced is for classes, and this target is a number: leave it out"),
+        (several, given, r"class_weights=numbers:weights=1\+2 is for classes, and here a sample can have several"),
+        (study("local"), "numbers:weights=1+2+3", r"weights=1\+2\+3 has 3 numbers for 2 classes"),
+    ):
+        own = idl.Study(**{**dict(one), "class_weights": weights})
+        with pytest.raises(InputError, match=said):
+            own.task_of(own.federation())
+
+
+def test_a_bundle_for_new_clients_is_refused(tmp_path: Path) -> None:
+    result = idl.run(study("fedavg_ft", class_weights="balanced"), tmp_path / "run", engine="sequential")
+    with pytest.raises(InputError, match="weighs classes in its loss, and the training of a new client from a bundle"):
+        result.bundle("fedavg_ft", tmp_path / "join")
+    assert not (tmp_path / "join").exists()
+    result.bundle("fedavg_ft", tmp_path / "models", client="all")
+    assert (tmp_path / "models" / "bundle.json").exists()
