@@ -8,22 +8,25 @@ import numpy as np
 import pandas as pd
 import pytest
 import torch
+from scipy.stats import multivariate_normal
 from sklearn import metrics
 from torch import nn
 
 import idiolect as idl
 from idiolect import data, methods, report
 from idiolect.cli import main
+from idiolect.core import keys
 from idiolect.core.errors import InputError, Interrupted
-from idiolect.core.method import SGD, Data, Task, Training
+from idiolect.core.method import SGD, Data, Method, Task, Training
 from idiolect.core.network import Network
 from idiolect.core.objectives import OBJECTIVES
 from idiolect.data.datasets.dataset import Source
 from idiolect.runs import reader
 from idiolect.simulation import label_measures
+from idiolect.statistics import covariance
 from idiolect.training import trial
 
-OF_CLASSES = {"fedcr", "fedlda", "fedpac", "fedproto", "fedrod", "fedshrink", "fedsr", "knnper", "pfedfda"}
+OF_CLASSES = {"fedcr", "fedlda", "fedpac", "fedproto", "fedrod", "fedsr", "knnper", "pfedfda"}
 LABELS = ("red", "big", "rare")
 
 
@@ -61,6 +64,78 @@ def test_the_methods_that_need_only_a_loss_learn_labels_and_the_others_say_why(t
         ):
             idl.run(study(name), tmp_path / name)
         assert not (tmp_path / name / "records.parquet").exists()
+
+
+def shrunk(
+    rows: int = 12, d: int = 3, labels: int = 2, **options: object
+) -> tuple[Method, Data, np.ndarray, np.ndarray]:
+    """FedShrink of several labels over an identity, and a client with its samples."""
+    draw = np.random.default_rng(7)
+    x = draw.normal(size=(rows, d))
+    y = (x[:, :labels] + 0.5 * draw.normal(size=(rows, labels)) > 0).astype(float)
+    how = OBJECTIVES["multilabel"]
+    training = Training(epochs=1, batch_size=50, optimiser=SGD(lr=0.1, momentum=0.0, weight_decay=0.0))
+    network = Network(lambda: (nn.Linear(d, d, bias=False), nn.Linear(d, labels)), (d,))
+    task = Task(network, labels, 2, training, loss=how.loss, output=how.output, mixture=how.mixture, kind="multilabel")
+    data_of = Data(torch.from_numpy(x).float(), torch.from_numpy(y).float(), torch.arange(rows), torch.ones(rows))
+    return methods.build("fedshrink", options, task), data_of, x, y
+
+
+def test_fedshrink_learns_each_label_as_two_classes() -> None:
+    """Class means, scatter, the head and a step of the body, against numpy and scikit-learn."""
+    method, client, x, y = shrunk(train_with="own", alignment=0.7, spread_samples=0.0, covariance_samples=0.0)
+    server = method.init_server(keys.key(1))
+    _, up, _ = method.local(method.send(server, torch.tensor([0])), (), client, keys.key(2))
+    (body,), (change,) = server.body.values(), up.value.body.values()
+    z, labels, has = x @ body.double().numpy().T, range(y.shape[1]), y.astype(int)
+    means = np.stack([z[has[:, k] == c].mean(0) for k in labels for c in (0, 1)])
+    np.testing.assert_allclose(up.value.mean_Cd, means, rtol=1e-4, atol=1e-5)  # the server's are 0
+    counts = np.array([(has[:, k] == c).sum() for k in labels for c in (0, 1)])
+    np.testing.assert_allclose(up.weight.n_C, counts)
+    rest = np.concatenate([z - means[2 * k + has[:, k]] for k in labels])  # a sample counts once for each label
+    cov = covariance.unpack((up.value.cov + server.cov).double(), 3).numpy()
+    np.testing.assert_allclose(cov, rest.T @ rest / (len(rest) - 1), rtol=1e-3, atol=1e-5)
+    weight = np.linalg.solve(rest.T @ rest / len(rest) + 0.3 * np.eye(3), means.T).T
+    bias = -0.5 * (means * weight).sum(1) + np.log(counts / len(x))
+    theta = body.double().clone().requires_grad_()
+    z_B = torch.from_numpy(x) @ theta.T
+    logit = z_B @ torch.from_numpy(weight).T + torch.from_numpy(bias)
+    loss = sum(
+        nn.functional.binary_cross_entropy_with_logits(logit[:, 2 * k + 1] - logit[:, 2 * k], torch.from_numpy(y[:, k]))
+        + 0.7 * (z_B - torch.from_numpy(means[2 * k + has[:, k]])).square().mean()
+        for k in labels
+    ) / len(y.T)
+    (gradient,) = torch.autograd.grad(loss, theta)
+    np.testing.assert_allclose(change, -0.1 * gradient.numpy(), rtol=5e-3, atol=1e-5)
+
+
+def test_fedshrink_with_one_head_is_the_linear_discriminant_of_each_label() -> None:
+    """Prediction of a label is that of two Gaussian classes, whatever the other labels are."""
+    method, client, x, y = shrunk(rows=40, personal="own", covariance_samples=0.0, ridge=1e-6)
+    server = method.init_server(keys.key(1))
+    down = method.send(server, torch.tensor([0]))
+    own = method.personalise(down, (), client, keys.key(3))
+    got = method.predict(down, own, client.x_R).exp().numpy()
+    assert got.shape == (40, 2, 2)
+    np.testing.assert_allclose(got.sum(-1), 1, atol=1e-5)
+    (body,) = server.body.values()
+    z, has = x @ body.double().numpy().T, y.astype(int)
+    means = [[z[has[:, k] == c].mean(0) for c in (0, 1)] for k in range(2)]
+    rest = np.concatenate([z - np.stack(means[k])[has[:, k]] for k in range(2)])
+    for k in range(2):
+        density = [
+            (has[:, k] == c).mean() * multivariate_normal(means[k][c], rest.T @ rest / len(rest)).pdf(z) for c in (0, 1)
+        ]
+        np.testing.assert_allclose(got[:, k, 1], density[1] / (density[0] + density[1]), rtol=2e-2, atol=2e-3)
+
+
+@pytest.mark.parametrize("engine", ["processes", "vectorised"])
+def test_fedshrink_of_labels_is_the_same_on_engines(engine: str, tmp_path: Path) -> None:
+    one, other = (
+        idl.run(study("fedshrink", "fedavg", rounds=2), tmp_path / name, engine=name) for name in ("sequential", engine)
+    )
+    close = 1e-9 if engine == "processes" else 1e-2
+    assert one.score().to_numpy() == pytest.approx(other.score().to_numpy(), abs=close)
 
 
 def test_a_round_of_federated_averaging_is_gradient_descent_on_the_cross_entropy() -> None:

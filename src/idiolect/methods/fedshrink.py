@@ -7,10 +7,10 @@ from typing import Annotated, Any, Literal, NamedTuple
 import torch
 from pydantic import Field, NonNegativeFloat, PositiveFloat
 from torch import Tensor
-from torch.nn.functional import linear, log_softmax
+from torch.nn.functional import linear
 
 from idiolect.core.method import ClientValue, Data, Down, Method, Reduced, Task, Up, Weights, keys, reduce, tree
-from idiolect.statistics import covariance, mixture
+from idiolect.statistics import covariance, label_pairs, mixture
 from idiolect.statistics.gaussian import Gaussian, LinearHead, estimate, lda_head, log_prior
 from idiolect.statistics.mixture import Mixture
 from idiolect.statistics.moments import Moments, moments, weights_by_class
@@ -23,7 +23,6 @@ from idiolect.training import (
     groups,
     inner,
     mean,
-    require_classes,
     require_unweighted,
     rows,
     sgd,
@@ -122,6 +121,8 @@ def fedshrink(
         a = argmax over the simplex of sum over samples of log sum_k a_k p_k(y | z) + prior, by folds           [11]
         p(y | x) = sum_k a_k p_k(y | z)                                                                         [12]
 
+    Where a sample can have several labels, each label is two classes, and a sample counts once for each label.
+
     Where the target y is numbers, with Z = (z, 1), everyone's weights w and how far a client's may lie from them, l:
     Client:
         A = Z'Z,   b = Z'y,   w_i = w + (A + I / l)^-1 (b - A w)   the mean of w_i ~ N(w, l s^2 I) given samples [13]
@@ -172,9 +173,10 @@ def fedshrink(
     """
     if task.kind == "regression":
         return of_numbers(task, ridge, train_with, "shrunk" if personal == "mixture" else personal)
-    require_classes(task, "fedshrink", "its heads are made from a Gaussian of each class")
     require_unweighted(task, "fedshrink")
-    network, classes, width = task.network, task.classes, task.network.width
+    labels = task.classes if task.kind == "multilabel" else 0
+    network, classes, width = task.network, 2 * labels or task.classes, task.network.width
+    normalised = label_pairs.log_probabilities if labels else mixture.softmax
 
     def init_server(key: Tensor) -> Shared:
         cov = covariance.pack(torch.eye(width))
@@ -216,21 +218,34 @@ def fedshrink(
         n, b = e.n_C.sum(), covariance_samples
         return ((n - 1).clamp(min=1) * e.own.cov_dd + b * e.everyone.cov_dd) / (n + b).clamp(min=1e-9)  # [5]
 
+    def samples(body: Weights, data: Data) -> tuple[Tensor, Tensor, Tensor]:
+        z_Nd, y_N = features(task, body, data)
+        if not labels:
+            return z_Nd, y_N, data.real_N
+        z_Nd, real_N = (label_pairs.repeated(a, labels) for a in (z_Nd, data.real_N))
+        return z_Nd, label_pairs.of_samples(y_N), real_N
+
     def send(server: Shared, ids: Tensor) -> Down:
         return Down(shared=server)
 
     def local(down: Down, client: Any, data: Data, key: Tensor) -> tuple[Any, Up, dict[str, Tensor]]:
         shared = down.shared
-        z_Nd, y_N = features(task, shared.body, data)
-        e = estimates(moments(z_Nd, y_N, data.real_N, classes), everyone(shared))  # [1]
+        z_Nd, y_N, real_N = samples(shared.body, data)
+        e = estimates(moments(z_Nd, y_N, real_N, classes), everyone(shared))  # [1]
         gaussian = Gaussian(means(e, train_with), shrunk(e))
         head, target_Cd = head_for(gaussian, e.n_C), gaussian.mean_Cd.to(z_Nd.dtype)  # [6]
 
         def loss(body: Weights, batch: Batch) -> tuple[Tensor, tuple[Tensor, Tensor]]:
             x_B, y_B = rows(task, data, batch)
             z_Bd = network.features(body, task.inputs(x_B))
-            error = cross_entropy_mean(linear(z_Bd, *head), y_B, batch.used_B)
-            distance = mean((z_Bd - target_Cd[y_B]).square().mean(1), batch.used_B)
+            used_B, logit_BC = batch.used_B, linear(z_Bd, *head)
+            if labels:
+                z_Bd, used_B = (label_pairs.repeated(a, labels) for a in (z_Bd, used_B))
+                error = cross_entropy_mean(logit_BC.reshape(-1, 2), y_B.flatten().long(), used_B)
+                y_B = label_pairs.of_samples(y_B)
+            else:
+                error = cross_entropy_mean(logit_BC, y_B, used_B)
+            distance = mean((z_Bd - target_Cd[y_B]).square().mean(1), used_B)
             return error + alignment * distance, (error, batch.used_B.sum())  # [7]
 
         new, extras = sgd(loss, shared.body, batches(data, task.training, key), task.training.optimiser)  # [7]
@@ -245,8 +260,8 @@ def fedshrink(
         return client, Up(up, counts), {"train_loss": trained_loss(extras), "trust": mean_trust}
 
     def personalise(down: Down, client: Any, data: Data, key: Tensor) -> Mixture:
-        z_Nd, y_N = features(task, down.shared.body, data)
-        n_C = weights_by_class(y_N, data.real_N, classes).sum(0)
+        z_Nd, y_N, real_N = samples(down.shared.body, data)
+        n_C = weights_by_class(y_N, real_N, classes).sum(0)
         kinds = _HEADS if personal == "mixture" else ((personal, 1.0),)
         hows, ridges = list(dict.fromkeys(how for how, _ in kinds)), dict.fromkeys(times for _, times in kinds)
         others = everyone(down.shared)
@@ -257,24 +272,22 @@ def fedshrink(
             heads = {times: head_for(g, n_C, times * ridge) for times in ridges}  # the costly part, once for each ridge
             return tree.stack([tree.rows(heads[times], hows.index(how)) for how, times in kinds])  # [10]
 
+        group_N, inner_N = groups(data), inner(data)
+        if labels:  # the pairs of a sample are in one fold, and count as one
+            group_N = label_pairs.repeated(torch.arange(len(data.row_N)) if group_N is None else group_N, labels)
+            inner_N = label_pairs.repeated((data.real_N if inner_N is None else inner_N) / labels, labels)
         return mixture.fit(
-            heads_from,
-            z_Nd,
-            y_N,
-            data.real_N,
-            keys.fold(key, "folds"),
-            classes=classes,
-            folds=folds,
-            prior=share_samples,
-            group_N=groups(data),
-            inner_N=inner(data),
-        )  # [11]
+            heads_from, z_Nd, y_N, real_N, keys.fold(key, "folds"), classes=classes, folds=folds, prior=share_samples,
+            group_N=group_N, inner_N=inner_N, normalised=normalised,
+        )  # fmt: skip # [11]
 
     def predict(down: Down, client: Any, x_B: Tensor) -> Tensor:
         z_Bd = network.features(down.shared.body, task.inputs(x_B))
-        if not client:
-            return log_softmax(linear(z_Bd, *head_for(gaussian_of(down.shared), torch.ones(classes))), -1)
-        return mixture.log_probabilities(client, z_Bd)  # [12]
+        if client:
+            logp_BC = mixture.log_probabilities(client, z_Bd, normalised)  # [12]
+        else:
+            logp_BC = normalised(linear(z_Bd, *head_for(gaussian_of(down.shared), torch.ones(classes))))
+        return logp_BC.reshape(-1, labels, 2) if labels else logp_BC
 
     parts = Shared(
         body=reduce.increment("n"), mean_Cd=reduce.mean("n_C"), cov=reduce.mean("n"), spread=reduce.mean("n")

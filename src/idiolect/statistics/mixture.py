@@ -13,6 +13,8 @@ from idiolect.statistics.gaussian import LinearHead
 from idiolect.statistics.interpolation import moments_by_fold, stratified_folds
 from idiolect.statistics.moments import Moments, total
 
+Normalised = Callable[[Tensor], Tensor]
+"""Log-probabilities (..., C) from logits."""
 _STEPS = 50  # of EM: within a hundredth for some hundred samples, further for more and heads that are nearly alike
 
 
@@ -22,6 +24,11 @@ class Mixture(NamedTuple):
     heads: LinearHead
     """K heads: (K, C, d) and (K, C)."""
     share_K: Tensor
+
+
+def softmax(logit_C: Tensor) -> Tensor:
+    """Log-probabilities of classes of which a sample has one."""
+    return log_softmax(logit_C, -1)
 
 
 def fit(
@@ -36,6 +43,7 @@ def fit(
     prior: float,
     group_N: Tensor | None = None,
     inner_N: Tensor | None = None,
+    normalised: Normalised = softmax,
 ) -> Mixture:
     """The heads of all samples, with the shares that predict best when each sample's heads come from the other folds.
 
@@ -49,8 +57,9 @@ def fit(
         folds: at least 2; with one head there is nothing to choose.
         prior: for how many samples even shares count, above 0.
         group_N: which samples belong together, and are in one fold; None where each stands for itself.
-        inner_N: 1 for a sample that counts in the choice of shares, 0 for one that is too near to other folds'; None
-            where all count.
+        inner_N: what a sample counts in the choice of shares, 0 for one that is too near to other folds'; None where
+            all count 1.
+        normalised: log-probabilities from logits.
     """
     fold_N = stratified_folds(y_N, weight_N, key, folds=folds, sample_N=group_N)
     parts = moments_by_fold(z_Nd, y_N, weight_N, fold_N, classes=classes, folds=folds)
@@ -59,7 +68,7 @@ def fit(
         return Mixture(heads, weight_N.new_ones(1))
     logp_NK = torch.zeros(len(y_N), len(heads.bias_C), dtype=torch.float64)
     for fold in range(folds):
-        logp_NKC = _each(heads_from(total([*parts[:fold], *parts[fold + 1 :]])), z_Nd).double()
+        logp_NKC = _each(heads_from(total([*parts[:fold], *parts[fold + 1 :]])), z_Nd, normalised).double()
         of_label_NK = logp_NKC.gather(2, y_N[:, None, None].expand(-1, len(heads.bias_C), 1))[..., 0]
         logp_NK = torch.where((fold_N == fold)[:, None], of_label_NK, logp_NK)
     counted_N = weight_N if inner_N is None else weight_N * inner_N
@@ -86,11 +95,11 @@ def shares(logp_NK: Tensor, weight_N: Tensor, prior: float) -> Tensor:
     return share_K
 
 
-def log_probabilities(m: Mixture, z_Bd: Tensor) -> Tensor:
+def log_probabilities(m: Mixture, z_Bd: Tensor, normalised: Normalised = softmax) -> Tensor:
     """log p(y | z), (B, C)."""
-    return (_each(m.heads, z_Bd) + m.share_K.log()[:, None]).logsumexp(1)
+    return (_each(m.heads, z_Bd, normalised) + m.share_K.log()[:, None]).logsumexp(1)
 
 
-def _each(heads: LinearHead, z_Bd: Tensor) -> Tensor:
+def _each(heads: LinearHead, z_Bd: Tensor, normalised: Normalised) -> Tensor:
     """Log-probabilities by every head, (B, K, C)."""
-    return log_softmax(torch.einsum("bd,kcd->bkc", z_Bd, heads.weight_Cd) + heads.bias_C, -1)
+    return normalised(torch.einsum("bd,kcd->bkc", z_Bd, heads.weight_Cd) + heads.bias_C)
