@@ -22,6 +22,8 @@ from idiolect.core.method import SGD, Data, Reduced, Task, Training
 from idiolect.core.network import Network
 from idiolect.core.objectives import OBJECTIVES
 from idiolect.runs import reader
+from idiolect.simulation import errors_of_numbers
+from idiolect.statistics.conformal import OF_INTERVALS
 from idiolect.training import trial
 
 OF_CLASSES = {"fedcr", "fedlda", "fedpac", "fedproto", "fedrod", "fedsr", "knnper", "pfedfda"}
@@ -135,6 +137,31 @@ def test_a_round_of_fedshrink_is_bayesian_linear_regression(seed: int) -> None:
         np.testing.assert_allclose(method.predict(down, own, x_R), z @ own.numpy(), rtol=1e-4, atol=1e-4)
 
 
+@pytest.mark.parametrize(("ridge", "spread"), [(0.3, 0.5), (2.0, 0.01), (0.05, 10.0)])
+def test_the_body_of_fedshrink_trains_under_a_head_that_is_pulled_to_0(ridge: float, spread: float) -> None:
+    """A step of gradient descent against numpy: the head is the ridge regression of the features, near everyone's."""
+    draw = np.random.default_rng(4)
+    n, d, targets = 17, 3, 2
+    x, y = draw.normal(size=(n, d)), draw.normal(size=(n, targets))
+    how = OBJECTIVES["regression"]
+    training = Training(epochs=1, batch_size=50, optimiser=plain_sgd(0.1))
+    network = Network(lambda: (nn.Linear(d, d, bias=False), nn.Linear(d, targets)), (d,))
+    task = Task(network, targets, 3, training, loss=how.loss, output=how.output, mixture=how.mixture, kind="regression")
+    method = methods.build("fedshrink", {"ridge": ridge}, task)
+    server = method.init_server(keys.key(1))
+    weight = draw.normal(size=(d + 1, targets))
+    server = server._replace(weight_dD=torch.from_numpy(weight).float(), spread=torch.tensor(spread))
+    data = Data(torch.from_numpy(x).float(), torch.from_numpy(y).float(), torch.arange(n), torch.ones(n))
+    _, up, _ = method.local(method.send(server, torch.tensor([0])), (), data, keys.key(2))
+    (body,) = server.body.values()
+    body = body.double().numpy()
+    z = np.column_stack([x @ body.T, np.ones(n)])
+    head = np.linalg.solve(z.T @ z + (1 / spread + n * ridge) * np.eye(d + 1), z.T @ y + weight / spread)
+    by_feature = 2 * (z @ head - y) @ head[:d].T / (n * targets)  # mean over samples and over the two numbers
+    (change,) = up.value.body.values()
+    np.testing.assert_allclose(change, -0.1 * by_feature.T @ x, rtol=1e-4, atol=1e-6)
+
+
 def plain_sgd(lr: float) -> SGD:
     return SGD(lr=lr, momentum=0.0, weight_decay=0.0)
 
@@ -167,6 +194,55 @@ def test_what_is_recorded_is_what_scikit_learn_says_of_the_saved_predictions(tmp
         assert own["mae"] == pytest.approx(mean_absolute_error(y, p), rel=1e-9)
         assert own["r2"] == pytest.approx(r2_score(y, p), rel=1e-9)
     assert not set(records["metric"]) & {"accuracy", "balanced_accuracy", "macro_f1", "brier", "calibration_error"}
+
+
+@pytest.mark.parametrize(("share", "finite"), [(0.45, True), (0.5, True), (0.3, False), (0.05, False)])
+def test_intervals_of_validation_samples_are_measured(tmp_path: Path, share: float, finite: bool) -> None:
+    """From the predictions that a run keeps; 9 validation samples give an interval, and 8 do not."""
+    result = idl.run(study("local", "fedavg", protocol=f"validation={share}", save_predictions=True), tmp_path / "run")
+    records = result.records
+    metrics = set(records["metric"])
+    assert (set(OF_INTERVALS) <= metrics) == finite
+    if not finite:
+        return
+    federation = study("local", protocol=f"validation={share}").federation()
+    last = records[(records["round"] == 4) & (records["stage"] == "personalised")]
+    predictions = result.predictions()
+    for (method, client), mine in predictions.groupby(["method", "client"]):
+        own = last[(last["method"] == method) & (last["client"] == client)].set_index("metric")["value"]
+        count = len(federation.validation[client])
+        assert ("coverage" in own) == (count >= 9)
+        size = np.abs(mine["prediction[0]"] - mine["target[0]"])
+        half = own["interval_width"] / 2
+        assert own["coverage"] == pytest.approx((size <= half + 1e-9).mean())
+        assert own["interval_score"] == pytest.approx(2 * half + 20 * np.maximum(size - half, 0).mean())
+    assert "Interval" in (result.folder / "report.html").read_text().split("<script")[0]
+
+
+@pytest.mark.parametrize("groups", [0, 9, 12])
+def test_intervals_by_hand(groups: int) -> None:
+    draw = np.random.default_rng(groups)
+    test, valid = draw.normal(size=(30, 2)), draw.normal(size=(40, 2)) * [1, 5]
+    group = draw.permutation(np.arange(40) % groups) if groups else None
+    both = torch.from_numpy(np.concatenate([test, valid]))
+    all_groups = () if group is None else torch.from_numpy(np.concatenate([np.arange(30), group]))
+    values = errors_of_numbers.of_intervals(both, 30, all_groups, ("a", "b"))
+    halves = []
+    for d, name in enumerate("ab"):
+        size = np.abs(valid[:, d])
+        if groups:
+            weight = 1 / ((groups + 1) * np.bincount(group)[group])
+            half = min(s for s in size if weight[size <= s].sum() >= 0.9 - 1e-9)
+        else:
+            half = np.sort(size)[36]  # the 37th of 40: ceil(41 * 0.9)
+        beyond = np.maximum(np.abs(test[:, d]) - half, 0)
+        assert values[f"interval_width[{name}]"] == pytest.approx(2 * half)
+        assert values[f"coverage[{name}]"] == pytest.approx((beyond == 0).mean())
+        assert values[f"interval_score[{name}]"] == pytest.approx(2 * half + 20 * beyond.mean())
+        halves.append(half)
+    assert values["interval_width"] == pytest.approx(sum(halves))
+    few = () if group is None else torch.cat([torch.arange(30), torch.from_numpy(np.minimum(group, 7))])
+    assert errors_of_numbers.of_intervals(both if groups else both[:38], 30, few) == {}
 
 
 def test_training_targets_have_mean_0_and_standard_deviation_1_over_all_clients() -> None:

@@ -377,7 +377,7 @@ class ClientRunner:
         goal, result = data.targets.rows(row_N), EvaluationResult()
         with blame(where):
             value_ND, loss_N, more = target_measures.of_predictions(
-                predicted_N, goal, test_count, self.job.measures, self.job.threshold
+                predicted_N, goal, tree.rows(data.groups, row_N), test_count, self.job.measures, self.job.threshold
             )
         if test_count:
             result = EvaluationResult(

@@ -7,6 +7,7 @@ from collections.abc import Sequence
 from torch import Tensor
 
 from idiolect.core.evaluation_protocol import Threshold
+from idiolect.core.tree import Tree
 from idiolect.data.targets import Targets
 from idiolect.simulation import errors_of_numbers, label_measures, thresholds
 
@@ -14,13 +15,14 @@ from idiolect.simulation import errors_of_numbers, label_measures, thresholds
 
 
 def of_predictions(
-    predicted_N: Tensor, goal: Targets, test_count: int, asked: Sequence[str], threshold: Threshold
+    predicted_N: Tensor, goal: Targets, groups: Tree, test_count: int, asked: Sequence[str], threshold: Threshold
 ) -> tuple[Tensor, Tensor, dict[str, float]]:
     """Predictions (N, D) as they are kept, the loss of each sample (N,), and measures by metric.
 
     Args:
         predicted_N: what ``predict`` returned.
         goal: the targets of the same samples.
+        groups: which of the samples belong together (N,); () where each stands for itself.
         test_count: how many are test samples, which come first.
         asked: measures that the study asks for, of test samples.
         threshold: from which probability on a label is predicted of test samples.
@@ -32,6 +34,7 @@ def of_predictions(
     if goal.task == "regression":
         value_ND, loss_N = errors_of_numbers.read(predicted_N, goal)
         test = errors_of_numbers.of_predictions(value_ND[:n], y_ND[:n], names)
+        test |= errors_of_numbers.of_intervals(value_ND - y_ND, n, groups, names) if n < len(y_ND) else {}
         valid = errors_of_numbers.of_predictions(value_ND[n:], y_ND[n:])
     else:
         value_ND, loss_N = label_measures.read(predicted_N.double(), y_ND)
