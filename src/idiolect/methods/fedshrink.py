@@ -21,6 +21,7 @@ from idiolect.training import (
     cross_entropy_mean,
     features,
     groups,
+    inner,
     mean,
     require_classes,
     require_unweighted,
@@ -266,6 +267,7 @@ def fedshrink(
             folds=folds,
             prior=share_samples,
             group_N=groups(data),
+            inner_N=inner(data),
         )  # [11]
 
     def predict(down: Down, client: Any, x_B: Tensor) -> Tensor:
