@@ -29,7 +29,7 @@ from idiolect.reproduction.recipes import Cell, Choice, Recipe
 HERE = Path(__file__).parent
 RESULTS, PAGE = HERE.parent / "results", HERE / "results" / "natural.md"
 RECIPE = "natural/table1"
-POOLED = RESULTS / "natural" / "pooled.json"
+POOLED = HERE / "results" / "pooled.json"
 SEEDS = (0, 1, 2, 3, 4)
 FEW = 7  # clients that are shown one by one
 

@@ -153,7 +153,7 @@ def _index() -> str:
 
 def tuned_cells(recipe: Recipe) -> tuple[Recipe, list[tuple[Cell, Cell]]]:
     """The tuned table of a recipe, and its cells that were measured: each as it was, and as it was chosen."""
-    folder = RESULTS / f"{recipe.name}-tuned"
+    folder = RESULTS / (recipe.name if recipe.is_always_tuned else f"{recipe.name}-tuned")
     if not folder.is_dir():
         return recipe, []
     table, measured = searches.tuned_recipe(recipe), []
