@@ -12,6 +12,7 @@ from pathlib import Path
 import numpy as np
 import torch
 
+from idiolect.core.method import Blocks
 from idiolect.data import FederatedData
 from idiolect.federation.data.agreement import Agreement, agree, common_form, data_of
 from idiolect.federation.data.backbone import Backbone
@@ -73,4 +74,8 @@ def pooled(sites: Sequence[SiteSamples], agreement: Agreement, name: str) -> Fed
     value_RD = torch.cat(values) if values else None
     data = data_of(agreement, name, x_R, y_R, train, test, validation, value_RD)
     groups = [site.group_N for site in sites if site.group_N is not None]
-    return replace(data, group_R=torch.cat(groups)) if len(groups) == len(sites) else data
+    blocks = [site.blocks for site in sites if site.blocks is not None]
+    return replace(
+        data, group_R=torch.cat(groups) if len(groups) == len(sites) else None,
+        blocks=Blocks(*map(torch.cat, zip(*blocks, strict=True))) if blocks else None,
+    )  # fmt: skip

@@ -2,6 +2,7 @@
 
 import gzip
 import io
+import logging
 import zipfile
 
 import numpy as np
@@ -261,6 +262,24 @@ def test_messages_name_the_archive_and_not_where_it_was_unpacked(tmp_path):
     with pytest.raises(InputError, match=r"sites\.zip/sites/a\.csv and .*differ in the columns x, z") as error:
         open_data(tmp_path / "sites.zip", target="y")
     assert "idiolect-" not in str(error.value)
+
+
+@pytest.mark.parametrize(
+    ("file", "tables", "said"),
+    [
+        ("sites.zip", {"sites/a.csv": "x,y\n1,u\n2,v\n", "sites/b.csv": "x,y\n1,u\n3,v\n"}, "sites.zip/sites: each of"),
+        ("one.zip", {"t.csv": "x;y\n1,5;u\n2,5;v\n3,5;u\n"}, "one.zip/t.csv: cells are separated by semicolons, and n"),
+        ("one.zip", {"t.csv": "x;y\n1,5;u\n2.250,5;v\n3,5;u\n"}, "decimal commas and points between thousands"),
+    ],
+)
+def test_lines_name_the_archive_and_not_where_it_was_unpacked(file, tables, said, tmp_path, caplog):
+    zipped(tmp_path / file, tables)
+    open_data(tmp_path / file, target="y")
+    assert said in caplog.text
+    assert f"{tmp_path / file}" in caplog.text
+    assert "idiolect-" not in caplog.text
+    logging.getLogger("idiolect.data.custom").warning("another line")  # lines after it are as they were
+    assert "another line" in caplog.messages
 
 
 def test_omniglot_by_drawer_and_the_character_of_its_alphabet(natural):

@@ -34,6 +34,7 @@ import toy
 from idiolect.core import tree
 from idiolect.core.errors import InputError, Interrupted, RunError
 from idiolect.core.method import Down
+from idiolect.data.blocks import blocks_of
 from idiolect.engines import Sequential
 from idiolect.engines.ray import engine as engine_of_ray
 from idiolect.engines.ray import host as hosting
@@ -308,6 +309,22 @@ def test_a_state_is_sent_once(runs_on: Ray, monkeypatch: pytest.MonkeyPatch) -> 
 def test_the_bits_of_sequential(runs_on: Ray, name: str) -> None:
     job = Job(name, partial(toy.builder(name), toy.task()), DATA, 3)
     _same(job, _run(job, runs_on))
+
+
+@pytest.mark.parametrize("name", ["pfedfda", "fedshrink", "fedfomo"])
+@pytest.mark.parametrize("kind", ["groups", "blocks"])
+def test_the_bits_of_sequential_with_groups(runs_on: Ray, name: str, kind: str) -> None:
+    rows = len(DATA.y_R)
+    if kind == "groups":
+        data = replace(DATA, group_R=torch.arange(rows) // 3)
+    else:
+        data = replace(DATA, blocks=blocks_of([*DATA.train], np.arange(rows), 1))
+    job = Job(name, partial(toy.builder(name), toy.task()), data, 3)
+    got = _run(job, runs_on)
+    _same(job, got)
+    with Sequential() as loop:
+        alone = _run(job._replace(data=DATA), loop)
+    assert [r.value for r in alone[1]] != [r.value for r in got[1]]  # groups change what these methods do
 
 
 def test_what_it_says_of_itself(runs_on: Ray) -> None:

@@ -137,6 +137,31 @@ def test_a_round_of_fedshrink_is_bayesian_linear_regression(seed: int) -> None:
         np.testing.assert_allclose(method.predict(down, own, x_R), z @ own.numpy(), rtol=1e-4, atol=1e-4)
 
 
+@pytest.mark.parametrize(("ridge", "spread"), [(0.3, 0.5), (2.0, 0.01), (0.05, 10.0)])
+def test_the_body_of_fedshrink_trains_under_a_head_that_is_pulled_to_0(ridge: float, spread: float) -> None:
+    """A step of gradient descent against numpy: the head is the ridge regression of the features, near everyone's."""
+    draw = np.random.default_rng(4)
+    n, d, targets = 17, 3, 2
+    x, y = draw.normal(size=(n, d)), draw.normal(size=(n, targets))
+    how = OBJECTIVES["regression"]
+    training = Training(epochs=1, batch_size=50, optimiser=plain_sgd(0.1))
+    network = Network(lambda: (nn.Linear(d, d, bias=False), nn.Linear(d, targets)), (d,))
+    task = Task(network, targets, 3, training, loss=how.loss, output=how.output, mixture=how.mixture, kind="regression")
+    method = methods.build("fedshrink", {"ridge": ridge}, task)
+    server = method.init_server(keys.key(1))
+    weight = draw.normal(size=(d + 1, targets))
+    server = server._replace(weight_dD=torch.from_numpy(weight).float(), spread=torch.tensor(spread))
+    data = Data(torch.from_numpy(x).float(), torch.from_numpy(y).float(), torch.arange(n), torch.ones(n))
+    _, up, _ = method.local(method.send(server, torch.tensor([0])), (), data, keys.key(2))
+    (body,) = server.body.values()
+    body = body.double().numpy()
+    z = np.column_stack([x @ body.T, np.ones(n)])
+    head = np.linalg.solve(z.T @ z + (1 / spread + n * ridge) * np.eye(d + 1), z.T @ y + weight / spread)
+    by_feature = 2 * (z @ head - y) @ head[:d].T / (n * targets)  # mean over samples and over the two numbers
+    (change,) = up.value.body.values()
+    np.testing.assert_allclose(change, -0.1 * by_feature.T @ x, rtol=1e-4, atol=1e-6)
+
+
 def plain_sgd(lr: float) -> SGD:
     return SGD(lr=lr, momentum=0.0, weight_decay=0.0)
 
@@ -338,3 +363,12 @@ def test_the_command_line(tmp_path: Path, capsys: pytest.CaptureFixture[str]) ->
 def test_what_is_for_classes_alone_is_refused(tmp_path: Path, more: dict[str, object], said: str) -> None:
     with pytest.raises(InputError, match=said):
         idl.run(study("local", rounds=1, **more), tmp_path / "run", engine="sequential")
+
+
+@pytest.mark.parametrize("target", ["y", "y+b", "u+v"])
+def test_the_division_that_is_taken_is_the_one_that_is_said(target: str, tmp_path: Path) -> None:
+    table = frame().drop(columns="site").assign(u=[0, 1, 1] * 30, v=[1, 0] * 45)
+    one = idl.Study(data=data.from_frame(table, target=target), methods=["local"], clients=3, rounds=1)
+    assert "iid, because the data have no clients" in str(dict(one.describe().facts)["Partition"])
+    result = idl.run(one, tmp_path / "run", engine="sequential")
+    assert "iid, because the data have no clients" in (result.folder / "report.html").read_text()

@@ -89,6 +89,16 @@ class Down(NamedTuple):
 _ROUND = torch.zeros((), dtype=torch.int64)
 
 
+class Blocks(NamedTuple):
+    """Groups of samples that follow each other in time."""
+
+    group_R: Tensor
+    """The group of each sample, int64."""
+    inner_R: Tensor
+    """1 for a sample that is far enough from all samples of other groups to be predicted by a model of these, else
+    0."""
+
+
 class Data(NamedTuple):
     """One client's samples, by their numbers among the samples of all clients, and when it sees them."""
 
@@ -107,7 +117,8 @@ class Data(NamedTuple):
     rounds: Tensor = _ROUND
     """The number of the last round, for schedules; 0 where there is none."""
     group_R: Tree = ()
-    """Which samples belong together, int64, as those of one patient; () where the samples have no groups."""
+    """Which samples belong together, int64, as those of one patient; ``Blocks`` where they are divided in time; ()
+    where the samples have no groups."""
 
 
 S = TypeVar("S", default=Any)

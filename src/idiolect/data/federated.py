@@ -15,9 +15,11 @@ from torch import Tensor
 from idiolect.core import keys, shared_memory, tree
 from idiolect.core.errors import InputError, RunError, option
 from idiolect.core.inputs import Inputs, Moments, form_of, shapes
+from idiolect.core.method import Blocks
 from idiolect.core.objectives import OBJECTIVES, Score, TaskName
 from idiolect.core.option_spec import Spec
 from idiolect.core.tree import Tree
+from idiolect.data.blocks import blocks_of
 from idiolect.data.caveats import warn
 from idiolect.data.datasets.dataset import Encoding, Source, shape
 from idiolect.data.new_clients import new_last, ordered
@@ -86,9 +88,10 @@ class FederatedData:
         tokens: of texts, how they became ids.
         channels: of windows in columns of lists, the names of these columns.
         group_R: which samples belong together, int64; None where each stands for itself.
+        blocks: groups of training samples that follow each other, where the split is in order.
         raw: where the samples are features of a frozen backbone, what it made them of; else None.
-        targets: the targets where they are numbers, with the mean and standard deviation of training samples; else
-            None. ``y_R`` is all 0 then, and ``classes`` is 1.
+        targets: the targets where they are numbers, with the mean and standard deviation of training samples, or
+            several labels; else None. ``y_R`` is all 0 then, and ``classes`` is 1.
     """
 
     name: str
@@ -113,6 +116,7 @@ class FederatedData:
     raw: RawSamples | None = None
     targets: Targets | None = None
     group_R: Tensor | None = None
+    blocks: Blocks | None = None
 
     def __post_init__(self) -> None:
         for name in ("train", "test", "validation"):
@@ -150,7 +154,9 @@ class FederatedData:
 
     @property
     def groups(self) -> Tree:
-        """As ``group_R``, () where there are none: what a method gets."""
+        """As ``group_R`` or ``blocks``, () where there are none: what a method gets."""
+        if self.blocks is not None:
+            return self.blocks
         return () if self.group_R is None else self.group_R
 
     @property
@@ -285,18 +291,17 @@ def build(
     if source.targets is not None:
         row_R = torch.from_numpy(np.concatenate([view.row_N[view.at_N] for view in views]))
         targets = source.targets.rows(row_R).scaled_by(torch.cat(train[:trained]))
-    group_R = _groups(source, views)
+    group_R, place_R = _groups(source, views), _places(whole, views) if way.ordered else None
     valid = list[Tensor]()
     if validation:
         train, valid = validating(
-            train, y_R, trained, validation, seed, names, group_R=group_R, way=way,
-            place_R=_places(whole, views) if way.ordered else None,
-        )  # fmt: skip
+            train, y_R, trained, validation, seed, names, group_R=group_R, way=way, place_R=place_R
+        )
     data = FederatedData(
         source.name, x_R, y_R, tuple(train), tuple(test), source.classes, source.class_names, mean, std, says, names,
         tuple(view.condition for view in views[trained:]), file, tuple(valid), source.encodings,
         _keeps_official(source, divided), source.sizes, source.tokens, source.channels, targets=targets,
-        group_R=group_R,
+        group_R=group_R, blocks=None if place_R is None else blocks_of(train, place_R.numpy(), way.gap),
     )  # fmt: skip
     warn(data, source, divided, partition)
     if way.ordered and divided.names is None:

@@ -10,7 +10,7 @@ from torch import Tensor
 
 from idiolect.core.method import Data, Down, Method, Model, PairValue, Reduced, Task, Up, keys, reduce, tree
 from idiolect.statistics.interpolation import numbers
-from idiolect.training import groups, log_softmax_of, mean, row_losses, train_model
+from idiolect.training import groups, inner, log_softmax_of, mean, row_losses, train_model
 
 SEARCH = {"exploration": "0.1..0.5"}
 PRESETS: dict[str, dict[str, Any]] = {"official": {"distance": "l1", "average_candidate": True}}
@@ -228,7 +228,10 @@ def choose(server: Server, ids: Tensor, places: int, chance: float) -> tuple[Ten
 
 
 def split(data: Data, key: Tensor, share: float) -> tuple[Data, Data]:
-    """A client's samples as (training, validation), each in stored order; a single sample, or group, is in both."""
+    """A client's samples as (training, validation), each in stored order; a single sample, or group, is in both.
+
+    Of groups in time, validation samples are those that are far enough from other groups, if there are some.
+    """
     n = data.real_N.sum().double()
     rank_N = keys.order(key, data.real_N).argsort()
     if (group_N := groups(data)) is not None:  # each sample has the first rank of its group, in an order of groups
@@ -237,6 +240,8 @@ def split(data: Data, key: Tensor, share: float) -> tuple[Data, Data]:
         rank_N = least(place_N, number_N)
     part_N = (rank_N < (n * share).floor().clamp(min=1)).to(data.real_N.dtype) * data.real_N
     rest_N = data.real_N - part_N
+    apart_N = part_N * inner(data)
+    part_N = torch.where(apart_N.sum() > 0, apart_N, part_N)
     return only(data, torch.where(rest_N.sum() > 0, rest_N, data.real_N)), only(data, part_N)
 
 

@@ -21,6 +21,7 @@ from idiolect.training import (
     cross_entropy_mean,
     features,
     groups,
+    inner,
     require_classes,
     require_unweighted,
     rows,
@@ -156,8 +157,8 @@ def pfedfda(
     def prior(y_N: Tensor, real_N: Tensor) -> Tensor:
         return log_prior(weights_by_class(y_N, real_N, classes).sum(0))
 
-    def personal(z_Nd: Tensor, same_N: Tensor | None, y_N: Tensor, used_N: Tensor, key: Tensor, g: Gaussian,
-                 logprior_C: Tensor, count: int) -> tuple[Gaussian, Tensor]:  # fmt: skip
+    def personal(z_Nd: Tensor, same_N: Tensor | None, inner_N: Tensor, y_N: Tensor, used_N: Tensor, key: Tensor,
+                 g: Gaussian, logprior_C: Tensor, count: int) -> tuple[Gaussian, Tensor]:  # fmt: skip
         if beta == "local":
             sums, weight = moments(z_Nd, y_N, used_N, classes), torch.ones((), dtype=torch.float64)
         else:
@@ -165,7 +166,7 @@ def pfedfda(
             parts, lone = search_moments(z_Nd, y_N, used_N, fold_N, classes=classes)
             sums, separate = total([*parts, lone]), beta == "separate"
             weight = search(
-                z_Nd, y_N, used_N, fold_N, g, logprior_C, repair=repair, separate=separate, parts=parts
+                z_Nd, y_N, used_N, fold_N, g, logprior_C, repair=repair, separate=separate, parts=parts, inner_N=inner_N
             )  # [4]
         mean_Cd = estimate(sums, g.mean_Cd, min_count=count).mean_Cd
         own = Gaussian(mean_Cd, repair(estimate(sums, g.mean_Cd).cov_dd))  # [3]
@@ -197,7 +198,8 @@ def pfedfda(
         else:
             z_Nd, at_N, used_N = features(task, new, data)[0], torch.arange(len(y_N)), data.real_N
         same_N, folds_key = same(data, at_N), keys.fold(key, "folds")
-        mixture, weight = personal(z_Nd, same_N, y_N[at_N], used_N, folds_key, g, logprior_C, min_count)
+        inner_N = inner(data)[at_N]
+        mixture, weight = personal(z_Nd, same_N, inner_N, y_N[at_N], used_N, folds_key, g, logprior_C, min_count)
         up = Shared(
             tree.sub(new, body),
             (mixture.mean_Cd - g.mean_Cd).to(z_Nd.dtype),
@@ -219,8 +221,9 @@ def pfedfda(
             plan = batches(data, task.training, keys.fold(key, "rows"), epochs=1, drop_last=True)
             at_N, used_N = torch.cat([b.at_B for b in plan]), torch.cat([b.used_B for b in plan])
         mixture, weight = personal(
-            z_Nd[at_N], same(data, at_N), y_N[at_N], used_N, keys.fold(key, "folds"), g, logprior_C, min_count_adapt
-        )
+            z_Nd[at_N], same(data, at_N), inner(data)[at_N], y_N[at_N], used_N, keys.fold(key, "folds"), g, logprior_C,
+            min_count_adapt,
+        )  # fmt: skip
         return Personal(cast(lda_head(mixture, logprior_C)), weight)  # [7]
 
     def cast(head: LinearHead) -> LinearHead:

@@ -136,6 +136,7 @@ def search(
     separate: bool = False,
     folds: int = 2,
     parts: Sequence[Moments] | None = None,
+    inner_N: Tensor | None = None,
 ) -> Tensor:
     """The weight of the local Gaussian, in [0, 1], that predicts held-out samples best.
 
@@ -161,6 +162,8 @@ def search(
             narrow oblique valley this misses the minimum by up to about 1e-3 nats.
         folds: at least 2.
         parts: the moments of each fold by ``search_moments``, if they are known.
+        inner_N: 1 for a sample that may be held out, 0 for one that is too near to other folds'; None where all may.
+            If none may, the weight is 0.
 
     Returns:
         float64, () or, if separate, (2,): of the means and of the covariance. NaN where the features are not finite
@@ -196,7 +199,8 @@ def search(
     other_k1Cd = (other_Cd @ basis_kdd)[:, None]
     apart_k1Cd = (local_kCd @ basis_kdd)[:, None] - other_k1Cd
     stretch_k11d = value_kd[:, None, None] - 1
-    fold_samples = [(z, y, _shares(weight)) for z, y, weight in _divide(z_Nd, y_N, weight_N, fold_N, folds)]
+    held_N = weight_N if inner_N is None else weight_N * inner_N
+    fold_samples = [(z, y, _shares(weight)) for z, y, weight in _divide(z_Nd, y_N, held_N, fold_N, folds)]
 
     def risk(on_mean_G: Tensor, on_cov_G: Tensor) -> Tensor:
         """At G pairs of weights; either may be a single one."""

@@ -35,6 +35,7 @@ def fit(
     folds: int,
     prior: float,
     group_N: Tensor | None = None,
+    inner_N: Tensor | None = None,
 ) -> Mixture:
     """The heads of all samples, with the shares that predict best when each sample's heads come from the other folds.
 
@@ -48,6 +49,8 @@ def fit(
         folds: at least 2; with one head there is nothing to choose.
         prior: for how many samples even shares count, above 0.
         group_N: which samples belong together, and are in one fold; None where each stands for itself.
+        inner_N: 1 for a sample that counts in the choice of shares, 0 for one that is too near to other folds'; None
+            where all count.
     """
     fold_N = stratified_folds(y_N, weight_N, key, folds=folds, sample_N=group_N)
     parts = moments_by_fold(z_Nd, y_N, weight_N, fold_N, classes=classes, folds=folds)
@@ -59,7 +62,8 @@ def fit(
         logp_NKC = _each(heads_from(total([*parts[:fold], *parts[fold + 1 :]])), z_Nd).double()
         of_label_NK = logp_NKC.gather(2, y_N[:, None, None].expand(-1, len(heads.bias_C), 1))[..., 0]
         logp_NK = torch.where((fold_N == fold)[:, None], of_label_NK, logp_NK)
-    return Mixture(heads, shares(logp_NK, weight_N, prior).to(weight_N.dtype))
+    counted_N = weight_N if inner_N is None else weight_N * inner_N
+    return Mixture(heads, shares(logp_NK, counted_N, prior).to(weight_N.dtype))
 
 
 def shares(logp_NK: Tensor, weight_N: Tensor, prior: float) -> Tensor:

@@ -1,7 +1,7 @@
 """Building blocks that methods share: batches, local training, forward passes, averaging of weights."""
 
 from idiolect.training.averaging import add, averaging
-from idiolect.training.batches import Batch, batches, groups, rows
+from idiolect.training.batches import Batch, batches, groups, inner, rows
 from idiolect.training.client_state import Personal, joins_by_training, own_or, stateless, trained, untrained
 from idiolect.training.optimisers import optimiser_state
 from idiolect.training.preprocessing import Preprocessing
@@ -31,6 +31,7 @@ __all__ = [
     "cross_entropy_mean",
     "features",
     "groups",
+    "inner",
     "joins_by_training",
     "log_softmax_of",
     "mean",

@@ -8,7 +8,7 @@ import torch
 from torch import Tensor
 
 from idiolect.core import keys, tree
-from idiolect.core.method import Data, Task, Training
+from idiolect.core.method import Blocks, Data, Task, Training
 from idiolect.core.schedules import Constant, rate_factor
 from idiolect.training.augment import crop_flip
 
@@ -109,7 +109,19 @@ def _mapped_steps(
 
 def groups(data: Data) -> Tensor | None:
     """Which of a client's samples (N,) belong together, as those of one patient; None where each stands for itself."""
+    if isinstance(data.group_R, Blocks):
+        group_N: Tensor = data.group_R.group_R[data.row_N]
+        return group_N
     return None if isinstance(data.group_R, tuple) else data.group_R[data.row_N]
+
+
+def inner(data: Data) -> Tensor:
+    """1 for each of a client's samples (N,) that a model of other groups may be tested with, 0 for one that is too near
+    to these in time."""
+    if isinstance(data.group_R, Blocks):
+        inner_N: Tensor = data.group_R.inner_R[data.row_N]
+        return inner_N
+    return torch.ones_like(data.real_N)
 
 
 def rows(task: Task, data: Data, batch: Batch) -> tuple[Any, Any]:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import gzip
+import logging
 import os
 import shutil
 import stat
@@ -12,6 +13,7 @@ import zlib
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
+from typing import Any
 
 from idiolect.core import shared_memory
 from idiolect.core.errors import InputError
@@ -52,10 +54,28 @@ def unpacked(path: Path) -> Iterator[Path]:
             raise
         except _ODD as error:
             raise InputError(f"{path} cannot be unpacked ({error or type(error).__name__}): save it again") from error
-        try:
+        with _named(f"{place}{os.sep}", str(path).removesuffix(path.name)):
             yield inside
-        except InputError as error:
-            raise InputError(str(error).replace(f"{place}{os.sep}", f"{path.parent}{os.sep}")) from error
+
+
+@contextmanager
+def _named(place: str, name: str) -> Iterator[None]:
+    """What is said or raised in the block has a name for a place."""
+    make = logging.getLogRecordFactory()
+
+    def named(*args: Any, **more: Any) -> logging.LogRecord:
+        record = make(*args, **more)
+        if place in (text := record.getMessage()):
+            record.msg, record.args = text.replace(place, name), ()
+        return record
+
+    logging.setLogRecordFactory(named)
+    try:
+        yield
+    except InputError as error:
+        raise InputError(str(error).replace(place, name)) from error
+    finally:
+        logging.setLogRecordFactory(make)
 
 
 def _gunzip(path: Path, place: Path) -> Path:

@@ -10,7 +10,7 @@ import numpy as np
 import pandas as pd
 from numpy.typing import NDArray
 
-from idiolect.core.errors import InputError, nearest
+from idiolect.core.errors import InputError, nearest, option
 from idiolect.core.errors import listed as listed
 from idiolect.core.objectives import TaskName
 from idiolect.core.option_spec import PLUS, split_names
@@ -47,8 +47,16 @@ def find(columns: Sequence[str], name: str, setting: str, where: str) -> str:
         InputError: there is no such column.
     """
     if name not in columns:
-        raise InputError(f"{setting}: {where} has no column {name!r}; {nearest(name, columns)}")
+        raise InputError(f"{setting}: {where} has no column {name!r}; {_meant(name, columns)}")
     return name
+
+
+def _meant(name: str, columns: Sequence[str]) -> str:
+    """What a name that is no column may have meant."""
+    pieces = [piece.strip() for piece in name.split(",")]
+    if len(pieces) > 1 and set(pieces) <= set(columns):
+        return f"columns are joined by +: write {'+'.join(pieces)}"
+    return nearest(name, columns)
 
 
 def columns_to_drop(columns: Sequence[str], drop: Iterable[str], where: str) -> list[str]:
@@ -61,7 +69,7 @@ def columns_to_drop(columns: Sequence[str], drop: Iterable[str], where: str) -> 
     for text, name in names:
         if name not in columns:
             hint = f"; {PLUS}" if "+" in text else ""
-            raise InputError(f"drop: {where} has no column {name!r}; {nearest(name, columns)}{hint}")
+            raise InputError(f"drop: {where} has no column {name!r}; {_meant(name, columns)}{hint}")
     return [name for _, name in names]
 
 
@@ -93,6 +101,9 @@ def targets_in(columns: Sequence[str], target: str | None, where: str) -> list[s
     if target is None or target in columns:
         return [find_target(columns, target, where)]
     names = split_names(target, columns)
+    pieces = [name.strip() for name in target.split(",")]
+    if len(pieces) > 1 and set(pieces) <= set(columns):
+        raise InputError(f"target: {target} has commas: join several columns by +, as {'+'.join(pieces[:2])}")
     for name in names:
         find(columns, name, "target", where)
     if len(set(names)) < len(names):
@@ -198,12 +209,32 @@ def amounts_in(names: Sequence[str], *, table: bool) -> str | None:
     return "whole numbers"
 
 
+def check_texts(what: str, names: Sequence[str], *, table: bool) -> None:
+    """Check that the names of classes are not amounts but for a few texts, which are probably mistakes.
+
+    Raises:
+        InputError: nine tenths of them or more are amounts.
+    """
+    texts = [name for name in names if not NUMBER.fullmatch(name)]
+    if not texts or 10 * len(texts) > len(names):
+        return
+    amounts = amounts_in([name for name in names if NUMBER.fullmatch(name)], table=table)
+    if amounts is not None:
+        raise InputError(
+            f"{what} has {len(names) - len(texts)} different {amounts} and {len(texts)} "
+            f"text{'s' * (len(texts) > 1)} ({listed(texts, 3)}): correct these to predict numbers, or give "
+            f"{option('task', 'classification')}"
+        )
+
+
 def check_amounts(what: str, names: Sequence[str], task: TaskName | None) -> None:
     """Check that the names of classes in tables of several sites do not look like amounts.
 
     Raises:
         InputError: they do, and the task is not said to be classification.
     """
+    if task is None:
+        check_texts(what, names, table=True)
     amounts = amounts_in(names, table=True) if task is None else None
     if amounts is not None:
         raise _regression(what, len(names), amounts)

@@ -117,6 +117,9 @@ def check_names(names: Sequence[str], width: int, where: object) -> None:
         InputError: they are not.
     """
     if len(names) != width:
-        raise InputError(f"columns has {len(names)} names, and {where} has {width} columns: name each, in their order")
+        count = f"{len(names)} name{'s' * (len(names) > 1)}"
+        raise InputError(
+            f"columns has {count}, and {where} has {width} columns: name each, joined by +, in their order"
+        )
     if "" in names or len(set(names)) < len(names):
         raise InputError(f"columns: give each column of {where} a name of its own")

@@ -182,7 +182,8 @@ class Evidence:
             if decimal or has_thousands:
                 between = f"{_KINDS[choice.thousands]} between thousands" if has_thousands else ""
                 how = " and ".join(filter(None, [decimal, between]))
-                log.warning("%s: numbers are read with %s", where, how)
+                cells = "cells are separated by semicolons, and " if decimal and set(separators) == {";"} else ""
+                log.warning("%s: %snumbers are read with %s", where, cells, how)
             return choice
         return self._likeliest(where, possible, separators, commas, scales or {})
 

@@ -13,7 +13,7 @@ from numpy.typing import NDArray
 
 from idiolect.core.errors import InputError, listed, option
 from idiolect.core.objectives import TaskName
-from idiolect.data.custom.columns import FRACTIONS, NUMBER, amounts_in, codes, labels
+from idiolect.data.custom.columns import FRACTIONS, NUMBER, amounts_in, check_texts, codes, labels
 from idiolect.data.custom.label_sets import are_answers, label_sets
 from idiolect.data.custom.names import look
 from idiolect.data.targets import Targets
@@ -46,8 +46,8 @@ def target_of(
         table: whether the samples are rows of a table. Of images, the numbers 0, 1, 2, ... are codes of classes.
 
     Raises:
-        InputError: a value is missing or infinite, all are equal, texts are to be predicted as numbers, classes are
-            identifiers, or as ``label_sets``.
+        InputError: a value is missing or infinite, all are equal, texts are to be predicted as numbers or stand among
+            many numbers, classes are identifiers, or as ``label_sets``.
     """
     if task not in (None, *get_args(TaskName)):
         raise InputError(
@@ -86,6 +86,7 @@ def _are_amounts(values: pd.Series[Any], what: str, table: bool) -> bool:
     if isinstance(values.dtype, pd.CategoricalDtype):
         return False
     _, names = codes(values, what)
+    check_texts(what, names, table=table)
     amounts = amounts_in(names, table=table)
     if amounts is None or (amounts != FRACTIONS and len(names) == len(values)):
         return False

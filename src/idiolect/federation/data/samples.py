@@ -14,8 +14,11 @@ from torch import Tensor
 
 from idiolect.core.errors import InputError, listed
 from idiolect.core.inputs import is_integer
+from idiolect.core.method import Blocks
 from idiolect.core.objectives import TaskName
+from idiolect.core.tree import Tree
 from idiolect.data import FederatedData
+from idiolect.data.blocks import blocks_of
 from idiolect.data.custom import dates, images, streaming, tables
 from idiolect.data.custom.columns import check_amounts, codes, columns_to_drop, targets_in
 from idiolect.data.custom.form import Form
@@ -65,6 +68,13 @@ class SiteSamples(NamedTuple):
     """Where there are features, what they are made of, as stored."""
     value_ND: Tensor | None = None
     """The numbers to predict, float64; None where there are classes."""
+    blocks: Blocks | None = None
+    """Groups of training samples that follow each other, where the study divides samples in order."""
+
+    @property
+    def groups(self) -> Tree:
+        """What a method gets of the samples that belong together."""
+        return (() if self.group_N is None else self.group_N) if self.blocks is None else self.blocks
 
     @property
     def truth_N(self) -> Tensor:
@@ -246,7 +256,8 @@ class SiteFiles:
             seed=seed, number=number, where=self.where,
         )  # fmt: skip
         train_N, test_N, validation_N = map(torch.from_numpy, parts)
-        return SiteSamples(x_N, y_N, train_N, test_N, validation_N, group_N, value_ND=value_ND)
+        blocks = blocks_of([train_N], np.arange(len(x_N)), way.gap) if way.ordered else None
+        return SiteSamples(x_N, y_N, train_N, test_N, validation_N, group_N, value_ND=value_ND, blocks=blocks)
 
     def _features(self, k: int, inputs: Inputs, beside: Sequence[str], look: bool) -> Tensor:
         part = self._parts[k]
@@ -335,4 +346,4 @@ def alone(samples: SiteSamples, agreement: Agreement, number: int, name: str) ->
         for part_N in (samples.train_N, samples.test_N, samples.validation_N)
     )
     data = data_of(agreement, name, samples.x_N, samples.y_N, train, test, validation, samples.value_ND)
-    return dataclasses.replace(data, group_R=samples.group_N)
+    return dataclasses.replace(data, group_R=samples.group_N, blocks=samples.blocks)

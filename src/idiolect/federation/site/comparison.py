@@ -45,8 +45,7 @@ def join(model: SiteModel, samples: SiteFiles, out: Path, *, ships: harm.Name | 
             "with its state folder, or export that"
         )
     seen = model if ready.raw_N is None else model.on_features()
-    ones_N, group_R = torch.ones(len(ready.train_N)), () if ready.group_N is None else ready.group_N
-    rows = Data(ready.x_N, ready.y_N, ready.train_N, ones_N, group_R=group_R)
+    rows = Data(ready.x_N, ready.y_N, ready.train_N, torch.ones(len(ready.train_N)), group_R=ready.groups)
     group_N = None if ready.group_N is None else ready.group_N[ready.test_N]
     down = seen.model().down
 
