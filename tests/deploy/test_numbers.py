@@ -22,6 +22,7 @@ from idiolect.deploy.bundle import Bundle, log_probabilities
 from idiolect.deploy.export import export
 from idiolect.deploy.join import candidates_of, join
 from idiolect.deploy.numbers import half_widths, unscaled
+from idiolect.deploy.predict import number_table
 from idiolect.deploy.samples import read
 from idiolect.deploy.schema import Inputs, TargetPart
 from idiolect.deploy.watch import watch
@@ -346,6 +347,20 @@ def test_columns_that_are_beside_keep_their_names(call: Call, of_one: Bundle) ->
     assert call("predict site --data old.csv --out p.parquet")[0] == 0
     table = pd.read_parquet("p.parquet")
     assert list(table) == ["site", "dose", "note", "label", "pressure of the data", "pressure", "pressure_std"]
+
+
+@pytest.mark.parametrize("second", ["dose_std", "dose_low", "other"])
+def test_no_column_takes_the_place_of_another(site: Bundle, second: str) -> None:
+    names = ("dose", second)
+    targets = tuple(TargetPart(name=name, mean=0, std=1) for name in names)
+    about = site.about.model_copy(update={"targets": targets})
+    table = number_table(torch.tensor([[1.0, 7.0]]), about, [0.5, 2.0], pd.DataFrame({"note": ["x"], "dose": [3]}))
+    assert len(table.column_names) == 10
+    row = table.to_pylist()[0]
+    assert (row["dose"], row[second], row["dose of the data"], row["note"]) == (1.0, 7.0, 3, "x")
+    assert row["dose_high"] == 1.5
+    assert row["low of dose" if second == "dose_low" else "dose_low"] == 0.5
+    assert (row[f"{second}_low"], row[f"{second}_high"]) == (5.0, 9.0)
 
 
 @pytest.mark.parametrize("change", ["nothing", "inputs", "relation", "one number"])
