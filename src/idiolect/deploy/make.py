@@ -110,8 +110,8 @@ def make(
     best = records.best_rounds.get((job.name, job.seed), state.round)
     if records.protocol.round == "best_validation" and best < state.round:
         log.warning(
-            "a run keeps models of its last round: those of %s, seed %d, are of round %d, and its %s in the table is "
-            "of round %d, the best on validation samples",
+            "a run keeps models of its last round: those of %s, seed %d, are from round %d, and its %s in the table "
+            "is that of round %d, the best on validation samples",
             *(job.name, job.seed, state.round, federation.score.name, best),
         )
     job = job if elsewhere is None else job._replace(build=elsewhere.build)
