@@ -11,6 +11,7 @@ import numpy as np
 import pandas as pd
 import pytest
 import torch
+from PIL import Image
 from scipy.stats import ks_2samp, mannwhitneyu
 from sklearn.metrics import mean_absolute_error, mean_squared_error, r2_score
 
@@ -21,7 +22,9 @@ from idiolect.deploy.bundle import Bundle, log_probabilities
 from idiolect.deploy.export import export
 from idiolect.deploy.join import candidates_of, join
 from idiolect.deploy.numbers import half_widths, unscaled
+from idiolect.deploy.predict import number_table
 from idiolect.deploy.samples import read
+from idiolect.deploy.schema import Inputs, TargetPart
 from idiolect.deploy.watch import watch
 
 Call = Callable[[str], tuple[int, str, str]]
@@ -346,6 +349,20 @@ def test_columns_that_are_beside_keep_their_names(call: Call, of_one: Bundle) ->
     assert list(table) == ["site", "dose", "note", "label", "pressure of the data", "pressure", "pressure_std"]
 
 
+@pytest.mark.parametrize("second", ["dose_std", "dose_low", "other"])
+def test_no_column_takes_the_place_of_another(site: Bundle, second: str) -> None:
+    names = ("dose", second)
+    targets = tuple(TargetPart(name=name, mean=0, std=1) for name in names)
+    about = site.about.model_copy(update={"targets": targets})
+    table = number_table(torch.tensor([[1.0, 7.0]]), about, [0.5, 2.0], pd.DataFrame({"note": ["x"], "dose": [3]}))
+    assert len(table.column_names) == 10
+    row = table.to_pylist()[0]
+    assert (row["dose"], row[second], row["dose of the data"], row["note"]) == (1.0, 7.0, 3, "x")
+    assert row["dose_high"] == 1.5
+    assert row["low of dose" if second == "dose_low" else "dose_low"] == 0.5
+    assert (row[f"{second}_low"], row[f"{second}_high"]) == (5.0, 9.0)
+
+
 @pytest.mark.parametrize("change", ["nothing", "inputs", "relation", "one number"])
 def test_watching(site: Bundle, change: str) -> None:
     frame = visits(80, 3, 2.5)
@@ -438,3 +455,29 @@ def test_every_method_of_numbers_makes_a_bundle_and_joins(tmp_path: Path) -> Non
         bundle = made.bundle(method, tmp_path / method)
         joined = join(bundle, own(bundle, tmp_path / "my.csv"), tmp_path / f"{method}-site")
         assert np.isfinite(joined.about.site.errors[0].std), method
+
+
+@pytest.mark.parametrize(
+    ("columns", "classes", "names"),
+    [
+        ({"age": [31.5, 40.25, 38.0, 77.0]}, (), ("age",)),
+        ({"age": [31.5, 40.25, 38.0, 77.0], "dose": [1, 2, 3, 5]}, (), ("age", "dose")),
+        ({"label": ["b", "a", "b", "a"]}, ("a", "b"), ()),
+        ({"label": [7, 7, 3, 7]}, ("3", "7"), ()),
+    ],
+)
+def test_images_beside_a_table(
+    tmp_path: Path, columns: dict[str, list], classes: tuple[str, ...], names: tuple[str, ...]
+) -> None:
+    pixels = np.random.default_rng(0).integers(0, 256, (4, 8, 8), np.uint8)
+    for k, image in enumerate(pixels):
+        Image.fromarray(image).save(tmp_path / f"{k}.png")
+    pd.DataFrame({"file_name": [f"{k}.png" for k in range(4)]} | columns).to_csv(tmp_path / "metadata.csv", index=False)
+    inputs = Inputs(kind="images", shape=(1, 8, 8), mean=(0.5,), std=(0.5,))
+    targets = [TargetPart(name=name, mean=40, std=20) for name in names]
+    mine = read(tmp_path, inputs, classes, None, targets=targets)
+    np.testing.assert_array_equal(mine.x_N[:, 0], pixels)
+    if names:
+        np.testing.assert_allclose(unscaled(mine.y_N, targets), np.column_stack([columns[name] for name in names]))
+    else:
+        assert [classes[c] for c in mine.y_N] == [str(label) for label in columns["label"]]

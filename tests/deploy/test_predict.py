@@ -96,6 +96,17 @@ def test_texts_that_are_cut_into_blocks(
     np.testing.assert_allclose(found[["p_benign", "p_malignant"]], wanted(site, rest, tmp_path), atol=1e-6)
 
 
+@pytest.mark.parametrize(
+    ("bad", "of_numbers"),
+    [(float("nan"), False), (float("inf"), False), (float("nan"), True), (float("inf"), True), (-float("inf"), True)],
+)
+def test_what_is_not_finite_is_no_prediction(bad: float, of_numbers: bool) -> None:
+    output_NC = torch.tensor([[0.0, -1.0], [bad, -2.0], [-float("inf") if not of_numbers else 0.0, 0.0]])
+    with pytest.raises(InputError, match="gives no prediction for 1 of 3 samples"):
+        finite(output_NC, of_numbers=of_numbers)
+    assert len(finite(output_NC[::2], of_numbers=of_numbers)) == 2
+
+
 def test_no_rows(site: Bundle, rest: pd.DataFrame, tmp_path: Path) -> None:
     rest[:0].to_csv(tmp_path / "a.csv", index=False)
     with pytest.raises(idl.InputError):

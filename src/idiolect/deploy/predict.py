@@ -9,6 +9,7 @@ from functools import partial
 from pathlib import Path
 from typing import NamedTuple
 
+import numpy as np
 import pandas as pd
 import pyarrow as pa
 import pyarrow.csv
@@ -78,7 +79,7 @@ def predict(
     bundle.ready()
     model, method = bundle.model(client), bundle.predicting
     return save(out, (
-        tables(finite(log_probabilities(model, method, x_N)), beside)
+        tables(finite(log_probabilities(model, method, x_N), of_numbers=bool(bundle.about.targets)), beside)
         for x_N, beside in stream(where, bundle.about.inputs, resize=resize, as_is=as_is, form=form)
     ))  # fmt: skip
 
@@ -97,13 +98,14 @@ def table_of(bundle: Bundle, level: float | None) -> Callable[[Tensor, pd.DataFr
     return lambda logp_NC, beside: prediction_table(logp_NC.exp(), about.classes, threshold, beside)
 
 
-def finite(output_NC: Tensor) -> Tensor:
-    """What is predicted, where it is numbers.
+def finite(output_NC: Tensor, *, of_numbers: bool = False) -> Tensor:
+    """What is predicted, where it is finite; the logarithm of a probability may be minus infinity.
 
     Raises:
         InputError: some are none, as where a network of one's own divides by the length of an empty text.
     """
-    if count := int((output_NC.isnan() | output_NC.isposinf()).any(1).sum()):
+    wrong_NC = ~output_NC.isfinite() if of_numbers else output_NC.isnan() | output_NC.isposinf()
+    if count := int(wrong_NC.any(1).sum()):
         raise InputError(
             f"the model gives no prediction for {count} of {len(output_NC)} samples, because its network makes "
             "numbers that are not finite from them, as from an empty text: leave them out, or mend the network"
@@ -154,15 +156,19 @@ def prediction_table(p_NC: Tensor, classes: Sequence[str], threshold: float | No
 
 def number_table(value_ND: Tensor, about: About, half_D: Sequence[float] | None, beside: pd.DataFrame) -> pa.Table:
     """Numbers as a table; see ``predict``."""
+    names = {target.name for target in about.targets}
     columns: dict[str, pa.Array] = {}
     for d, target in enumerate(about.targets):
         value_N = value_ND[:, d].numpy()
-        columns[target.name] = pa.array(value_N)
+        beyond = {}
         if about.site is not None and about.site.errors:
-            columns[f"{target.name}_std"] = pa.array([about.site.errors[d].std] * len(value_N), pa.float64())
+            beyond["std"] = np.full(len(value_N), about.site.errors[d].std)
         if half_D is not None:
-            columns[f"{target.name}_low"] = pa.array(value_N - half_D[d])
-            columns[f"{target.name}_high"] = pa.array(value_N + half_D[d])
+            beyond |= {"low": value_N - half_D[d], "high": value_N + half_D[d]}
+        columns[target.name] = pa.array(value_N)
+        for what, number_N in beyond.items():
+            plain = f"{target.name}_{what}"
+            columns[f"{what} of {target.name}" if plain in names else plain] = pa.array(number_N)
     return pa.table(_beside(beside, tuple(columns)) | columns)
 
 

@@ -53,6 +53,7 @@ from idiolect.data.custom.text_files import (
     separator_of,
     without_missing,
 )
+from idiolect.data.custom.texts import Reading
 
 _HEAD = 2**18  # bytes of a text file by which its form is known
 _BLOCK = 2**22  # bytes of a text file that are read at a time
@@ -82,6 +83,7 @@ def whole(*places: str | Path, target: str | None, drop: Sequence[str] = (), rol
         InputError: there is nothing of the kind, or it cannot be read.
     """
     options: dict[str, Any] = {"target": target, "client_column": None, "drop": list(drop), "resize": None}
+    options |= {"group_column": None, "reading": Reading()}
     roles = roles or Roles(target, drop=drop)
     with ExitStack() as opened:
         files_of = [{str(path): opened.enter_context(unpacked(path)) for path in _places(place)} for place in places]
