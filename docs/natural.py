@@ -1,11 +1,13 @@
 """The page of clients as they are in nature, from the files in results/natural.
 
 python docs/natural.py [--check]      # --check writes nothing, and fails where the page is out of date
+python docs/natural.py --pooled       # first measures models of all schools' samples together, which needs the data
 """
 
 from __future__ import annotations
 
 import argparse
+import json
 import sys
 from collections.abc import Mapping
 from pathlib import Path
@@ -18,7 +20,7 @@ from scipy import stats
 from idiolect import methods
 from idiolect.report.compare import interval
 from idiolect.report.measures import OF_NUMBERS, words
-from idiolect.reproduction import outcome_files, recipes
+from idiolect.reproduction import outcome_files, recipes, searches
 from idiolect.reproduction.outcomes import SeedResult
 from idiolect.reproduction.recipes import Cell, Choice, Recipe
 
@@ -27,6 +29,7 @@ from idiolect.reproduction.recipes import Cell, Choice, Recipe
 HERE = Path(__file__).parent
 RESULTS, PAGE = HERE.parent / "results", HERE / "results" / "natural.md"
 RECIPE = "natural/table1"
+POOLED = RESULTS / "natural" / "pooled.json"
 SEEDS = (0, 1, 2, 3, 4)
 FEW = 7  # clients that are shown one by one
 
@@ -128,11 +131,17 @@ class Found(NamedTuple):
         return float(np.mean(values)) if values else None
 
 
+def tuned() -> Recipe:
+    """The recipe whose cells are all tuned."""
+    return searches.tuned_recipe(recipes.get(RECIPE))
+
+
 def found(recipe: Recipe, source: str) -> dict[str, Found]:
     """By method, the cells of a source that are measured with all seeds."""
     there = {}
-    for cell in recipe.cells:
-        if cell.where["source"] == source and (content := outcome_files.current(recipe, cell, RESULTS)):
+    cells = [c for c in recipe.cells if c.where["source"] == source]
+    for cell in searches.with_searches(recipe, cells):
+        if content := outcome_files.current(recipe, cell, RESULTS):
             choice = outcome_files.choice(content)
             each = outcome_files.kept_results(recipe, cell, RESULTS)
             if all(s in each and each[s].value is not None for s in SEEDS):
@@ -215,6 +224,52 @@ def by_client(there: Mapping[str, Found], names: Mapping[int, str]) -> list[str]
     return ["", "Each client, with the 95 % interval that its number of test samples leaves:", "", *lines]
 
 
+def measure_pooled(recipe: Recipe) -> None:
+    """Write the squared errors of models that are trained on the samples of all schools together."""
+    from sklearn.ensemble import HistGradientBoostingRegressor
+    from sklearn.linear_model import RidgeCV
+    from sklearn.pipeline import make_pipeline
+    from sklearn.preprocessing import StandardScaler
+
+    cell = next(c for c in recipe.cells if c.where["source"] == "schools")
+    assert cell.study is not None
+    federation = cell.study.federation()
+    assert federation.targets is not None
+    x_RF, y_R = np.asarray(federation.x_R, np.float64), federation.targets.value_RD[:, 0].numpy()
+    train_R = np.concatenate([np.asarray(rows) for rows in federation.train])
+    models = {
+        "ridge": make_pipeline(StandardScaler(), RidgeCV(np.logspace(-2, 4, 25))),
+        "trees": HistGradientBoostingRegressor(random_state=0),
+    }
+    found = {}
+    for name, model in models.items():
+        model.fit(x_RF[train_R], y_R[train_R])
+        each = [float(((model.predict(x_RF[r]) - y_R[r]) ** 2).mean()) for r in map(np.asarray, federation.test)]
+        found[name] = {str(k): round(value, 4) for k, value in enumerate(each)}
+    POOLED.write_text(json.dumps(found, indent=1) + "\n", encoding="utf-8")
+
+
+def pooled(there: Mapping[str, Found]) -> list[str]:
+    """FedShrink for numbers beside one model of all samples, paired by school."""
+    if not POOLED.exists() or "fedshrink" not in there:
+        return []
+    titles = {"ridge": "ridge regression", "trees": "boosted trees"}
+    lines = [
+        "",
+        "One model of all schools' samples together (scikit-learn; ridge by cross-validation, trees with defaults),",
+        "which no federation could train, and how much better FedShrink is:",
+        "",
+        "| Pooled model | MSE | FedShrink is better by |",
+        "| :-- | --: | --: |",
+    ]
+    own_SK = there["fedshrink"].value_SK
+    for name, each in json.loads(POOLED.read_text(encoding="utf-8")).items():
+        value_K = pd.Series({int(k): v for k, v in each.items()})
+        mean, low, high = paired(value_K[own_SK.columns] - own_SK)
+        lines.append(f"| {titles[name]} | {value_K.mean():.1f} | {mean:+.1f} ({low:+.1f} to {high:+.1f}) |")
+    return lines
+
+
 def verdict(there: Mapping[str, Found]) -> str:
     """Whether federating helps, in a sentence."""
     if "local" not in there or len(there) < 2:
@@ -253,6 +308,7 @@ def section(recipe: Recipe, source: str) -> list[str]:
     if not there:
         return [*lines, "Not measured yet.", ""]
     lines += [*table(there), *by_client(there, NAMES.get(source, {})), "", verdict(there)]
+    lines += pooled(there) if source == "schools" else []
     missing = [methods.get(str(c.where["method"])).title for c in cells if str(c.where["method"]) not in there]
     return [*lines, *([f"\nNot measured yet: {', '.join(missing)}."] if missing else []), ""]
 
@@ -304,7 +360,11 @@ def main() -> None:
     """Write or compare."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--check", action="store_true", help="fail where the page is out of date")
-    check, text = parser.parse_args().check, page(recipes.get(RECIPE))
+    parser.add_argument("--pooled", action="store_true", help="measure models of all samples together first")
+    options, recipe = parser.parse_args(), tuned()
+    if options.pooled:
+        measure_pooled(recipe)
+    check, text = options.check, page(recipe)
     is_stale = not PAGE.exists() or PAGE.read_text("utf-8") != text
     if check and is_stale:
         sys.exit(f"out of date: {PAGE.name}; run python docs/natural.py")

@@ -11,7 +11,9 @@ from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
+import pandas as pd
 import pytest
+from scipy import stats
 
 from idiolect import methods, models
 from idiolect.methods import Entry, profile
@@ -60,6 +62,21 @@ def test_the_pages_of_our_own_methods_are_what_results_hold(own: Any) -> None:
     made = own.made()
     stale = [p.name for p, text in made.items() if not p.exists() or p.read_text(encoding="utf-8") != text]
     assert not stale, "run python docs/own.py"
+
+
+def test_the_page_of_natural_clients_is_what_results_hold() -> None:
+    natural = script("natural")
+    text = natural.page(natural.tuned())
+    assert natural.PAGE.read_text(encoding="utf-8") == text, "run python docs/natural.py"
+    assert set(natural.SOURCES) == {c.where["source"] for c in natural.recipes.get(natural.RECIPE).cells}
+
+
+def test_who_gains_and_who_loses_is_students_t_of_each_client() -> None:
+    natural = script("natural")
+    rng = np.random.default_rng(2)
+    gain_SK = pd.DataFrame(rng.normal([3, 0, -3, 0.1], 1, (5, 4)))
+    ends = [stats.t.interval(0.95, 4, gain_SK[k].mean(), stats.sem(gain_SK[k])) for k in range(4)]
+    assert natural.sure(gain_SK) == (sum(low > 0 for low, _ in ends), sum(high < 0 for _, high in ends))
 
 
 def test_seeds_beyond_the_protocol_are_left_out(own: Any, monkeypatch: pytest.MonkeyPatch) -> None:

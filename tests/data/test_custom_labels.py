@@ -151,3 +151,9 @@ def test_more_labels_than_a_network_should_have_are_refused() -> None:
 def test_names_that_may_be_one_label_are_said(caplog: pytest.LogCaptureFixture) -> None:
     from_frame(frame(tags=["Red|big", "red", "big|red", "big"]), target="tags", task="multilabel")
     assert "different labels ('Red' and 'red')" in caplog.text
+
+
+@pytest.mark.parametrize("target", ["a,b", "a, b", "b,a,x"])
+def test_columns_joined_by_commas_are_said(target: str) -> None:
+    with pytest.raises(InputError, match=r"has commas: join several columns by \+, as [ab]\+[ab]"):
+        from_frame(frame(a=[0, 1, 1], b=[1, 0, 1]), target=target)

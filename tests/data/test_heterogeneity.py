@@ -191,6 +191,21 @@ def test_rows_are_read_in_pieces(monkeypatch):
     np.testing.assert_allclose(describe_clients(build()).feature_K, whole.feature_K, atol=1e-9)
 
 
+@pytest.mark.parametrize("task", ["regression", "multilabel"])
+@pytest.mark.parametrize("sizes", [(2, 40), (2, 2), (30, 2, 2)])
+def test_a_client_with_a_single_training_sample(task, sizes):
+    """Against numpy."""
+    rng = np.random.default_rng(0)
+    y = rng.integers(0, 2, (sum(sizes), 2)).astype(float) if task == "multilabel" else rng.normal(size=(sum(sizes), 2))
+    clients = np.repeat(np.arange(len(sizes)), sizes)
+    source = data.from_arrays(rng.normal(size=(sum(sizes), 3)), y, clients=clients, task=task)
+    federation = data.build(source, Spec(name="natural"))
+    about = describe_clients(federation)
+    for k, rows in enumerate(federation.train):
+        value_RD = federation.targets.value_RD.numpy()[rows.tolist()]
+        np.testing.assert_allclose(about.target_KD[k], value_RD.mean(0))
+
+
 @pytest.mark.parametrize(
     ("most", "padded"), [(5, False), (70, True), (4095, True), (4096, False), (4097, True), (9000, True)]
 )

@@ -374,6 +374,12 @@ def test_watching(site: Bundle, change: str) -> None:
     assert known.errors.p == pytest.approx(min(1.0, 2 * min(wanted)), rel=1e-3)
     assert known.errors.now["dose"] == pytest.approx(size[:, 1].mean(), rel=1e-3)
     assert known.errors.before["dose"] == pytest.approx(np.mean(site.about.site.errors[1].sizes))
+    for d, name in enumerate(("pressure", "dose")):
+        half = np.quantile([*site.about.site.errors[d].sizes, np.inf], 0.9, method="inverted_cdf")
+        beyond = np.maximum(size[:, d] - half, 0)
+        coverage, width, score = known.intervals[name]
+        assert coverage == pytest.approx((beyond == 0).mean(), abs=0.02)
+        assert (width, score) == pytest.approx((2 * half, 2 * half + 20 * beyond.mean()), rel=1e-3)
 
 
 def test_predictions_that_moved_are_found_by_the_test_of_kolmogorov_and_smirnov(

@@ -89,7 +89,7 @@ def test_the_choice_is_the_best_on_validation_samples_and_is_trained_on_all(meth
     assert found.cell.search is not None
     assert found.cell.choice is not None
     assert (found.cell.search.trials, dict(found.cell.choice.values)) == (len(grid), grid[best])
-    assert found.cell.choice.accuracy == pytest.approx(scores[best][0], abs=1e-9)
+    assert found.cell.choice.score == pytest.approx(scores[best][0], abs=1e-9)
     assert found.value == pytest.approx(100 * plain(method, grid[best], tmp_path, 0.0, "accuracy"), abs=1e-9)
     [trials] = (tmp_path / "cells").glob("*-tune-*/trials-1")
     assert "accuracy" not in set(pd.read_parquet(trials / "records.parquet")["metric"]), "no test sample in a trial"
@@ -158,7 +158,7 @@ def test_tuned_numbers_stand_beside_the_others(tmp_path: Path) -> None:
     assert page == out / "fedpac-table1-tuned.html"
     assert "lr 0.05" in page.read_text()
     assert "tuned" not in verdicts.as_json(tuned[0])
-    assert verdicts.as_json(tuned[1])["tuned"] == {"values": {"lr": 0.05}, "accuracy": choice.accuracy}
+    assert verdicts.as_json(tuned[1])["tuned"] == {"values": {"lr": 0.05}, "score": choice.score}
     csv = verdicts.as_csv(tuned).splitlines()
     assert "tuned" in csv[0].split(",")
 
@@ -278,7 +278,7 @@ def test_other_protocols_are_searched_and_measured(
     cells = [replace(c, condition=condition) for c in opened(recipe)]
     (found,) = run(cells, tmp_path)
     assert found.cell.choice is not None
-    assert 0 < found.cell.choice.accuracy <= 1
+    assert 0 < found.cell.choice.score <= 1
     assert found.value is not None
     assert found.protocol == str(outcomes.protocol_of(cells[0]))
     search = searches.search_run(cells[0], tmp_path).study.protocol

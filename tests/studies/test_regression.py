@@ -22,6 +22,8 @@ from idiolect.core.method import SGD, Data, Reduced, Task, Training
 from idiolect.core.network import Network
 from idiolect.core.objectives import OBJECTIVES
 from idiolect.runs import reader
+from idiolect.simulation import errors_of_numbers
+from idiolect.statistics.conformal import OF_INTERVALS
 from idiolect.training import trial
 
 OF_CLASSES = {"fedcr", "fedlda", "fedpac", "fedproto", "fedrod", "fedsr", "knnper", "pfedfda"}
@@ -194,6 +196,55 @@ def test_what_is_recorded_is_what_scikit_learn_says_of_the_saved_predictions(tmp
     assert not set(records["metric"]) & {"accuracy", "balanced_accuracy", "macro_f1", "brier", "calibration_error"}
 
 
+@pytest.mark.parametrize(("share", "finite"), [(0.45, True), (0.5, True), (0.3, False), (0.05, False)])
+def test_intervals_of_validation_samples_are_measured(tmp_path: Path, share: float, finite: bool) -> None:
+    """From the predictions that a run keeps; 9 validation samples give an interval, and 8 do not."""
+    result = idl.run(study("local", "fedavg", protocol=f"validation={share}", save_predictions=True), tmp_path / "run")
+    records = result.records
+    metrics = set(records["metric"])
+    assert (set(OF_INTERVALS) <= metrics) == finite
+    if not finite:
+        return
+    federation = study("local", protocol=f"validation={share}").federation()
+    last = records[(records["round"] == 4) & (records["stage"] == "personalised")]
+    predictions = result.predictions()
+    for (method, client), mine in predictions.groupby(["method", "client"]):
+        own = last[(last["method"] == method) & (last["client"] == client)].set_index("metric")["value"]
+        count = len(federation.validation[client])
+        assert ("coverage" in own) == (count >= 9)
+        size = np.abs(mine["prediction[0]"] - mine["target[0]"])
+        half = own["interval_width"] / 2
+        assert own["coverage"] == pytest.approx((size <= half + 1e-9).mean())
+        assert own["interval_score"] == pytest.approx(2 * half + 20 * np.maximum(size - half, 0).mean())
+    assert "Interval" in (result.folder / "report.html").read_text().split("<script")[0]
+
+
+@pytest.mark.parametrize("groups", [0, 9, 12])
+def test_intervals_by_hand(groups: int) -> None:
+    draw = np.random.default_rng(groups)
+    test, valid = draw.normal(size=(30, 2)), draw.normal(size=(40, 2)) * [1, 5]
+    group = draw.permutation(np.arange(40) % groups) if groups else None
+    both = torch.from_numpy(np.concatenate([test, valid]))
+    all_groups = () if group is None else torch.from_numpy(np.concatenate([np.arange(30), group]))
+    values = errors_of_numbers.of_intervals(both, 30, all_groups, ("a", "b"))
+    halves = []
+    for d, name in enumerate("ab"):
+        size = np.abs(valid[:, d])
+        if groups:
+            weight = 1 / ((groups + 1) * np.bincount(group)[group])
+            half = min(s for s in size if weight[size <= s].sum() >= 0.9 - 1e-9)
+        else:
+            half = np.sort(size)[36]  # the 37th of 40: ceil(41 * 0.9)
+        beyond = np.maximum(np.abs(test[:, d]) - half, 0)
+        assert values[f"interval_width[{name}]"] == pytest.approx(2 * half)
+        assert values[f"coverage[{name}]"] == pytest.approx((beyond == 0).mean())
+        assert values[f"interval_score[{name}]"] == pytest.approx(2 * half + 20 * beyond.mean())
+        halves.append(half)
+    assert values["interval_width"] == pytest.approx(sum(halves))
+    few = () if group is None else torch.cat([torch.arange(30), torch.from_numpy(np.minimum(group, 7))])
+    assert errors_of_numbers.of_intervals(both if groups else both[:38], 30, few) == {}
+
+
 def test_training_targets_have_mean_0_and_standard_deviation_1_over_all_clients() -> None:
     federation = study("local").federation()
     z_R = federation.target_R[torch.cat([*federation.train])].double()
@@ -312,3 +363,12 @@ def test_the_command_line(tmp_path: Path, capsys: pytest.CaptureFixture[str]) ->
 def test_what_is_for_classes_alone_is_refused(tmp_path: Path, more: dict[str, object], said: str) -> None:
     with pytest.raises(InputError, match=said):
         idl.run(study("local", rounds=1, **more), tmp_path / "run", engine="sequential")
+
+
+@pytest.mark.parametrize("target", ["y", "y+b", "u+v"])
+def test_the_division_that_is_taken_is_the_one_that_is_said(target: str, tmp_path: Path) -> None:
+    table = frame().drop(columns="site").assign(u=[0, 1, 1] * 30, v=[1, 0] * 45)
+    one = idl.Study(data=data.from_frame(table, target=target), methods=["local"], clients=3, rounds=1)
+    assert "iid, because the data have no clients" in str(dict(one.describe().facts)["Partition"])
+    result = idl.run(one, tmp_path / "run", engine="sequential")
+    assert "iid, because the data have no clients" in (result.folder / "report.html").read_text()

@@ -17,6 +17,10 @@ _MODELS: dict[Stage, str] = {
 }
 
 
+Threshold = Literal["half", "f1", "balanced"]
+"""From which probability on the second of two classes, or a label, is predicted."""
+
+
 class Protocol(BaseModel):
     """What is measured, and which number is the result. The round that is best on test samples cannot be chosen.
 
@@ -30,6 +34,9 @@ class Protocol(BaseModel):
         round: the "last" round, or the evaluated round with the best mean validation accuracy, averaged as
             ``weighting`` says ("best_validation").
         validation: share of each client's training samples that is held out for validation.
+        threshold: from which probability on the second of two classes, or a label, is predicted: from "half" on, or the
+            threshold that has the largest F1 ("f1") or balanced accuracy ("balanced") on the client's validation
+            samples. The score of these samples themselves is always at a half.
         weighting: the mean over clients counts every "client" once, or every "sample" that is measured.
         full_last_round: whether all clients take part in the last round, also where the participation is below one.
         observe: what is recorded besides the numbers: "gaussianity" of the representations at every evaluation,
@@ -48,6 +55,7 @@ class Protocol(BaseModel):
     also: tuple[Stage, ...] = ()
     round: Literal["last", "best_validation"] = "last"
     validation: Annotated[float, Field(ge=0, lt=1, allow_inf_nan=False)] = 0.0
+    threshold: Threshold = "half"
     weighting: Literal["client", "sample"] = "client"
     full_last_round: bool = False
     observe: tuple[Literal["gaussianity", "features"], ...] = ()
@@ -66,6 +74,12 @@ class Protocol(BaseModel):
     def _possible(self) -> Self:
         if self.round == "best_validation" and not self.validation:
             raise ValueError("round=best_validation needs samples to validate on: add validation=0.2")
+        if self.threshold != "half" and not self.validation:
+            raise ValueError(f"threshold={self.threshold} is chosen on samples to validate on: add validation=0.2")
+        if self.threshold != "half" and self.clients == "new":
+            raise ValueError(
+                f"threshold={self.threshold} is chosen on validation samples, and new clients have none: leave one out"
+            )
         if self.clients == "new" and (self.stage != "personalised" or self.round != "last"):
             raise ValueError(
                 "clients=new is measured after the last round at stage=personalised: leave out stage and round"
@@ -123,7 +137,9 @@ class Protocol(BaseModel):
         when = "the last round" if self.round == "last" else "the round best on validation samples"
         model = f"{_MODELS[self.stage]} after {when}"
         full = ", in which all take part" if self.full_last_round else ""
-        return f"mean over {over}{clients or whose[self.clients]} of {model}{full}"
+        best = {"f1": "F1", "balanced": "balanced accuracy"}.get(self.threshold)
+        at = f", at each client's threshold of the best {best} on validation samples" if best else ""
+        return f"mean over {over}{clients or whose[self.clients]} of {model}{full}{at if samples == 'test' else ''}"
 
     def written(self) -> str:
         """The text of the option: what differs from the defaults.

@@ -90,8 +90,8 @@ class FederatedData:
         group_R: which samples belong together, int64; None where each stands for itself.
         blocks: groups of training samples that follow each other, where the split is in order.
         raw: where the samples are features of a frozen backbone, what it made them of; else None.
-        targets: the targets where they are numbers, with the mean and standard deviation of training samples; else
-            None. ``y_R`` is all 0 then, and ``classes`` is 1.
+        targets: the targets where they are numbers, with the mean and standard deviation of training samples, or
+            several labels; else None. ``y_R`` is all 0 then, and ``classes`` is 1.
     """
 
     name: str

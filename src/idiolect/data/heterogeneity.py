@@ -86,10 +86,10 @@ def describe_clients(data: FederatedData) -> Description:
     chance_K: NDArray[Any] = counts(chance)
     target_KD = None
     if data.targets is not None:
-        value_RD, mean, std = data.targets.value_RD.numpy(), np.array(data.targets.mean), np.array(data.targets.std)
-        target_KD = np.stack([value_RD[rows].mean(0) for rows in train])
+        value_RD, mean, std = data.targets.value_RD, np.array(data.targets.mean), np.array(data.targets.std)
+        target_KD = np.stack([value_RD[rows].mean(0).numpy() for rows in train])
         compare, train_K = _distances, (target_KD - mean) / std
-        chance_K = (np.stack([value_RD[rows].mean(0) for rows in chance]) - mean) / std
+        chance_K = (np.stack([value_RD[rows].mean(0).numpy() for rows in chance]) - mean) / std
     return Description(
         counts(train), counts(test),
         to_others(compare, train_K), to_others(_distances, _means(data, train)),

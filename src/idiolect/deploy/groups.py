@@ -10,6 +10,7 @@ from torch import Tensor
 
 from idiolect.core.errors import option
 from idiolect.data.custom.columns import codes, find
+from idiolect.statistics.conformal import group_weights
 
 # N samples of this site
 
@@ -56,6 +57,5 @@ def scores_of(score_N: Tensor, group_N: Tensor | None) -> tuple[tuple[float, ...
     order_N = score_N.argsort(stable=True)
     if group_N is None:
         return tuple(score_N[order_N].tolist()), ()
-    _, at_N, count_G = torch.unique(group_N, return_inverse=True, return_counts=True)
-    weight_N = 1 / ((len(count_G) + 1) * count_G[at_N].double())
+    weight_N = torch.from_numpy(group_weights(group_N.numpy()))
     return tuple(score_N[order_N].tolist()), tuple(weight_N[order_N].tolist())

@@ -7,7 +7,6 @@ from typing import Any
 
 import numpy as np
 import pandas as pd
-from scipy.stats import t
 from torch import Tensor
 
 from idiolect.core.objectives import OBJECTIVES, number
@@ -53,7 +52,7 @@ def text(about: About, choice: Choice, y_ND: Tensor) -> str:
         score=_SCORE.header,
         points="",
         blend="the weighted mean of their predictions",
-        models=[_line(name, value_ND - y_ND, choice, about.site.ships) for name, value_ND in values.items()],
+        models=[_line(name, value_ND, y_ND, choice, about.site.ships) for name, value_ND in values.items()],
         settled=choice.settled,
         measures=list(_MEASURES.values()),
         numbers=_numbers(about, values, y_ND),
@@ -62,18 +61,16 @@ def text(about: About, choice: Choice, y_ND: Tensor) -> str:
     )
 
 
-def _line(name: Ships, error_ND: Tensor, choice: Choice, ships: Ships) -> dict[str, Any]:
-    """A row of the first table, with the t-interval of the mean squared error."""
-    square_N = error_ND.square().mean(1).numpy()
-    mean, half = float(square_N.mean()), float(t.ppf(0.975, len(square_N) - 1) * square_N.std(ddof=1))
-    half /= math.sqrt(len(square_N))
+def _line(name: Ships, value_ND: Tensor, y_ND: Tensor, choice: Choice, ships: Ships) -> dict[str, Any]:
+    """A row of the first table."""
+    measured = errors_of_numbers.of_predictions(value_ND, y_ND)
     difference = choice.difference.get(name)
     return {
         "name": name,
         "ships": name == ships,
-        "score": mean,
-        "text": number(mean),
-        "interval": f"{number(max(0.0, mean - half))} to {number(mean + half)}",
+        "score": measured["mse"],
+        "text": number(measured["mse"]),
+        "interval": f"{number(measured['mse_low'])} to {number(measured['mse_high'])}",
         "difference": None if difference is None else difference.mean,
         "change": "" if difference is None else _SCORE.change(difference.mean),
         "between": "" if difference is None else f"{_SCORE.change(difference.low)} to {_SCORE.change(difference.high)}",

@@ -20,11 +20,17 @@ def check_task(run: Path, federation: FederatedData, study: Mapping[str, Any], c
         client: as for ``make.make``.
 
     Raises:
-        InputError: samples have several labels, or classes have weights and a new client is to train with them.
+        InputError: samples have several labels, thresholds were chosen, or classes have weights and a new client is to
+            train with them.
     """
     if federation.task == "multilabel":
         raise InputError(
             f"{run} predicts several labels, and bundles hold models of one target as yet: use its tables and page"
+        )
+    if (how := (study.get("protocol") or {}).get("threshold", "half")) != "half":
+        raise InputError(
+            f"{run} predicts from a threshold on (protocol threshold={how}), which bundles do not keep as yet: run the "
+            "study without threshold"
         )
     if client is None and (study.get("class_weights") or {}).get("name", "none") != "none":
         raise InputError(

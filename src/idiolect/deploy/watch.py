@@ -9,6 +9,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 import torch
+from numpy.typing import NDArray
 from torch import Tensor
 
 from idiolect.core import files
@@ -20,7 +21,7 @@ from idiolect.deploy.on_features import some_features
 from idiolect.deploy.reference import Reference
 from idiolect.deploy.schema import About
 from idiolect.engines.threads import OneThread
-from idiolect.statistics import shift
+from idiolect.statistics import conformal, shift
 
 # M new samples, P classes at the site, R named classes: these and the others together, D numbers of a target
 
@@ -85,6 +86,8 @@ class WatchResult(NamedTuple):
     """Of numbers, what the global model predicts."""
     errors: Means | None = None
     """Of numbers, the absolute errors of the site's model, where the new samples have targets."""
+    intervals: dict[str, conformal.Quality] | None = None
+    """Of numbers with targets, how good the site's intervals at 90 % are for the new samples, by number."""
 
     @property
     def tests(self) -> list[Features | Labels | Means]:
@@ -111,6 +114,8 @@ class WatchResult(NamedTuple):
             shares = {name: share._asdict() for name, share in self.labels.shares.items()}
             parts["labels"] = self.labels._asdict() | {"shares": shares}
         parts |= {name: part._asdict() for name in ("predictions", "errors") if (part := getattr(self, name))}
+        if self.intervals is not None:
+            parts["intervals"] = {name: quality._asdict() for name, quality in self.intervals.items()}
         plain = {name: getattr(self, name) for name in ("level", "own", "new", "near")}
         return {**plain, **parts, "alarm": self.alarm, "sentences": sentences(self)}
 
@@ -177,8 +182,13 @@ def watch(
     if classes:
         labels = _labels(own, near_HP, said_C[own.class_P], bundle.about.classes)
         return _judged(result._replace(labels=labels))
-    errors = None if y_MD is None else _errors(bundle.about, torch.cat(site_outputs) - y_MD)
-    return _judged(result._replace(predictions=_predictions(bundle.about, own, torch.cat(new_outputs)), errors=errors))
+    result = result._replace(predictions=_predictions(bundle.about, own, torch.cat(new_outputs)))
+    if y_MD is not None:
+        error_MD = (torch.cat(site_outputs) - y_MD) * numbers.moments(bundle.about.targets)[1]
+        result = result._replace(
+            errors=_errors(bundle.about, error_MD.numpy()), intervals=_intervals(bundle.about, error_MD.numpy())
+        )
+    return _judged(result)
 
 
 def _judged(result: WatchResult) -> WatchResult:
@@ -203,15 +213,26 @@ def _predictions(about: About, own: Reference, value_MD: Tensor) -> Means:
     return Means(p, dict(zip(names, before_D, strict=True)), dict(zip(names, now_D, strict=True)), False)
 
 
-def _errors(about: About, error_MD: Tensor) -> Means:
+def _errors(about: About, error_MD: NDArray[np.float64]) -> Means:
     assert about.site is not None
-    size_MD = (error_MD * numbers.moments(about.targets)[1]).abs().numpy()
+    size_MD = np.abs(error_MD)
     own = [np.array(part.sizes) for part in about.site.errors]
     tests = [shift.ranks(own_N, new_M, larger=True) for own_N, new_M in zip(own, size_MD.T, strict=True)]
     names = [target.name for target in about.targets]
     before = {name: float(own_N.mean()) for name, own_N in zip(names, own, strict=True)}
     now = dict(zip(names, size_MD.mean(0).tolist(), strict=True))
     return Means(min(1.0, len(tests) * min(test.p for test in tests)), before, now, False)
+
+
+def _intervals(about: About, error_MD: NDArray[np.float64]) -> dict[str, conformal.Quality]:
+    """By number; without those whose intervals are infinite, because the site had too few samples."""
+    assert about.site is not None
+    each = {}
+    for target, part, error_M in zip(about.targets, about.site.errors, error_MD.T, strict=True):
+        half = conformal.quantile(part.sizes, conformal.LEVEL, part.weights)
+        if math.isfinite(half):
+            each[target.name] = conformal.quality(error_M, half, np.zeros(len(error_M)), conformal.LEVEL)
+    return each
 
 
 def sentences(result: WatchResult) -> list[str]:
@@ -238,6 +259,12 @@ def sentences(result: WatchResult) -> list[str]:
         how = "are larger than before" if means.moved else "are not larger than before"
         what = _before_and_now("mean absolute error", means)
         lines.append(f"The errors of the site's model {how} (p = {_p(means.p)}): {what}.")
+    for name, quality in list((result.intervals or {}).items())[:_SHOWN]:
+        of = f" of {name}" if means and len(means.before) > 1 else ""
+        lines.append(
+            f"Intervals at {100 * conformal.LEVEL:g}% hold {100 * quality.coverage:.0f}% of the new numbers{of} (width "
+            f"{number(quality.width)}, interval score {number(quality.score)})."
+        )
     rate = f"Where nothing moves, at most {100 * result.level:g}% of such comparisons raise an alarm."
     return [*lines, rate, *_advice(result)]
 

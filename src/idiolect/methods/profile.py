@@ -113,7 +113,7 @@ def of(
 
     def message(at: str) -> MessageForm:
         one, other = (_parts(r.part(at), r.start) for r in small)
-        outputs = "C" if task == "classification" else "D"
+        outputs = {"classification": "C", "regression": "D", "multilabel": "L"}[task]
         parts = {path: _text(a, b, outputs) for (path, a), (_, b) in zip(one, other, strict=True)}
         if at in ("shared", "value"):
             parts = dict(_rest(path, text, some_stay) for path, text in parts.items())

@@ -15,7 +15,7 @@ from idiolect.core.arrow_tables import to_frame
 from idiolect.core.errors import InputError, listed, nearest
 from idiolect.core.objectives import number
 from idiolect.report.common_clients import names
-from idiolect.report.measures import class_of, everybody, requested, why_missing, words
+from idiolect.report.measures import OF_NUMBERS, class_of, everybody, requested, why_missing, words
 from idiolect.report.rows import summary
 from idiolect.runs import predictions
 from idiolect.runs.folder import PREDICTIONS_FILE
@@ -25,7 +25,7 @@ from idiolect.statistics.intervals import wilson
 # M methods, S seeds, K clients, R test samples of all clients
 
 _LEVEL = 0.05
-_LESS_IS_BETTER = ("loss", "brier", "calibration_error", "mse", "mae")
+_LESS_IS_BETTER = ("loss", "brier", "calibration_error", "mse", "mae", "interval_width", "interval_score")
 PER_CLASS = re.compile(r"(\w+)\[(\d+)\]")
 """A metric of one class, as ``recall[3]``."""
 
@@ -181,7 +181,7 @@ def shown(run: Run, sample: Callable[[Collection[int]], list[int]]) -> list[Show
             some = f"A sample of {len(rows):,} of {len(every):,} clients"
             note += f" {some}; idiolect report RUN --export clients writes all."
         labels = [label for label in run.titles if any(label in row.values for row in rows)]
-        form, unit = (number, "") if run.task == "regression" else (_percent, " (%)")
+        form, unit = (number, "") if metric in OF_NUMBERS else (_percent, " (%)")
         lines_of_clients.append(Shown(words(metric), run.part, labels, rows, note, len(rows) > _OPEN, form, unit))
     return lines_of_clients
 

@@ -78,7 +78,8 @@ def facts(study: Mapping[str, Any], data: FederatedData, about: Description) -> 
         ("Data set", f"{data.name}: {_goal(data)}; a sample is {form}"),
         (
             "Partition",
-            divided(study["partition"], bool(data.names), data.official_split) + f", seed {study['data_seed']}",
+            divided(study["partition"], bool(data.names), data.official_split, data.task)
+            + f", seed {study['data_seed']}",
         ),
         ("Clients", f"{data.trained} that train, {new} new" if new else str(clients)),
         ("Training samples", _spread(about.train_KC.sum(1))),

@@ -9,6 +9,7 @@ from typing import Any
 
 from idiolect.core.defaults import USUAL_PARTITION
 from idiolect.core.errors import InputError
+from idiolect.core.objectives import TaskName
 from idiolect.core.option_spec import Spec
 
 _AGAIN = "official splits divided again"
@@ -27,22 +28,25 @@ def plain(text: object) -> str:
     return f"{spec.name} ({options})" if options else spec.name
 
 
-def divided(partition: object, by_user: bool, official: bool | None = None) -> str:
+def divided(partition: object, by_user: bool, official: bool | None = None, task: TaskName = "classification") -> str:
     """How samples were divided, in words; if the study did not say it, what followed from its data.
 
-    ``official``: whether an official test split was kept; None if there was none.
+    ``official``: whether an official test split was kept; None if there was none. ``task``: what is learnt.
 
     >>> divided(None, True), divided("iid", True)
     ('natural', 'iid')
     >>> divided(None, False)
     'dirichlet (alpha 0.3), because the data have no clients'
+    >>> divided(None, False, task="regression")
+    'iid, because the data have no clients'
     >>> divided("natural:test_fraction=0.2,stratified=false", True, official=True)
     'natural, official test split'
     >>> divided("natural:test_fraction=0.2,official_split=false", True, official=False)
     'natural (test_fraction 0.2), official splits divided again'
     """
     if partition is None and not by_user:
-        words = plain(USUAL_PARTITION) + ", because the data have no clients"
+        usual = USUAL_PARTITION if task == "classification" else "iid"
+        words = plain(usual) + ", because the data have no clients"
     else:
         spec = _parse(partition or "natural")
         if isinstance(spec, Spec) and official is not None:

@@ -13,14 +13,16 @@ from idiolect.core.option_spec import Spec, options_of
 from idiolect.data.partitions import PARTITIONS
 from idiolect.report.common_clients import counted, expected, names
 from idiolect.runs.reader import Run, once, part_of
+from idiolect.statistics.conformal import LEVEL, OF_INTERVALS, least
 
 _NAMED = 5  # clients that a sentence lists
 _FIGURE, _ONE = "calibration", "its test samples have one class"
 _EQUAL = "its test samples have one value"
+_FEW = f"fewer than {least(LEVEL)} validation samples, or groups of them"
 _UNRANKED = "each label has one value in its test samples"
 _UNLABELLED = "its test samples have no label, and none is predicted"
 _SHORT = {"auroc": "AUROC", "micro_f1": "Micro F1", "macro_f1": "Macro F1", "mse": "MSE", "mae": "MAE", "r2": "R2"}
-OF_NUMBERS = ("mse", "mae", "r2")
+OF_NUMBERS = ("mse", "mae", "r2", "interval_width", "interval_score")
 """The metrics of predicted numbers, which are no shares."""
 _CLASS_OF = {"specificity": 0, "sensitivity": 1}
 
@@ -29,12 +31,14 @@ def requested(run: Run) -> list[str]:
     """The measures of a study that are numbers, as they are recorded; ``recall`` stands for those of all classes.
 
     They are of test samples: a run without test samples has none. Where numbers are predicted, they are always the mean
-    absolute error and R2; of several labels always macro F1 and subset accuracy, before what the study asks for.
+    absolute error and R2, and those of intervals where clients have validation samples; of several labels always macro
+    F1 and subset accuracy, before what the study asks for.
     """
     if run.part == "validation":
         return []
     if run.task == "regression":
-        return ["mae", "r2"]
+        recorded = set(run.records["metric"].unique())
+        return ["mae", "r2", *(metric for metric in OF_INTERVALS if metric in recorded)]
     always = ["macro_f1", "subset_accuracy"] if run.task == "multilabel" else []
     return always + [str(name) for name in run.study.get("measures") or () if name != _FIGURE]
 
@@ -98,6 +102,8 @@ def why_missing(run: Run, client: int, metric: str) -> str:
         return f"no test samples of class {run.manifest['class_names'][of]}"
     if run.task == "regression" and metric == "r2":
         return _EQUAL
+    if metric in OF_INTERVALS:
+        return _FEW
     if run.task == "multilabel" and metric != run.metric:
         return _UNLABELLED if "f1" in metric else _UNRANKED
     if metric not in run.proportions and of is None and np.count_nonzero(test_C) == 1:
@@ -123,6 +129,8 @@ def _without(run: Run) -> dict[str, list[int]]:
     """The clients that count and have no value of a measure, by measure; recall is a mean over the classes there."""
     count, reasons = sorted(set(counted(run)["client"])), {}
     for measure in requested(run):
+        if measure in OF_INTERVALS[1:]:  # clients that lack one lack all
+            continue
         there = set(values(run, measure)["client"])
         if measure != "recall" and (without := [c for c in count if c not in there]):
             reasons[measure] = without

@@ -208,7 +208,10 @@ def _facts(run: Run) -> list[tuple[str, str]]:
     return [
         ("Data set", f"{plain(run.manifest['dataset'])}: {target}, {rows}"),
         ("Clients", _clients(run)),
-        ("Partition", divided(run.study["partition"], "name" in clients[0], run.manifest.get("official_split"))),
+        (
+            "Partition",
+            divided(run.study["partition"], "name" in clients[0], run.manifest.get("official_split"), run.task),
+        ),
         ("Shifts", ", ".join(texts) or "none"),
         ("Rounds", str(run.study["rounds"])),
         ("Seeds", ", ".join(map(str, seeds)) if isinstance(seeds, (list, tuple)) else str(seeds)),

@@ -14,12 +14,13 @@ from torch.nn.utils.rnn import pad_sequence
 
 from idiolect.core import keys, tree
 from idiolect.core.errors import CodeError, InputError, blame
+from idiolect.core.evaluation_protocol import Threshold
 from idiolect.core.method import Data, Down, Info, Method, Up
 from idiolect.core.network import watching
 from idiolect.core.reduction import Branch, Reduction
 from idiolect.core.tree import Tree
 from idiolect.data import FederatedData
-from idiolect.simulation import attacks, errors_of_numbers, label_measures, measures, summing, uploads
+from idiolect.simulation import attacks, measures, summing, target_measures, thresholds, uploads
 from idiolect.simulation.answer_checks import check_finite, check_state, not_of_local
 from idiolect.simulation.privacy import GaussianMechanism
 from idiolect.simulation.representation_metrics import gaussianity, plane, standardise
@@ -114,6 +115,8 @@ class Job(NamedTuple):
     """Whether uploads are whole numbers, of which the server gets the sum alone: ``idiolect.simulation.summing``."""
     rounds: int = 0
     """The number of the study's last round; 0 where nobody knows."""
+    threshold: Threshold = "half"
+    """From which probability on a class or a label is predicted of test samples: see ``Protocol.threshold``."""
     secret: int | None = None
     """The seed of the noise that this adds at the server, or ``uploads`` at a site, which nobody else may know; None
     takes ``seed``, for simulations."""
@@ -340,16 +343,17 @@ class ClientRunner:
             return EvaluationResult()
         logp_NC = logp_NC.double()
         with blame(where):
-            if bool(((total_N := logp_NC.exp().sum(1)) - 1).abs().amax() > 1e-3):
-                what = f"a sample's probabilities sum to {float(total_N[(total_N - 1).abs().argmax()]):.3g}"
-                raise ValueError(f"predict does not return log-probabilities ({what}): end it with log_softmax")
+            measures.check_sums(logp_NC)
         check_finite(where, {"prediction": logp_NC.amax(1)})
         right_N, test_count = (logp_NC.argmax(1) == y_N).double(), len(self.job.data.test[id])
         result = EvaluationResult()
         if test_count:
             p_NC, test_N = logp_NC[:test_count].exp(), y_N[:test_count]
+            threshold, more = thresholds.of_class(self.job.threshold, logp_NC[test_count:], y_N[test_count:])
+            if more:
+                right_N[:test_count] = (measures.at(threshold, p_NC).argmax(1) == test_N).double()
             with blame(where):
-                more = measures.values_of(self.job.measures, p_NC, test_N)
+                more |= measures.values_of(self.job.measures, p_NC, test_N, threshold)
             result = EvaluationResult(
                 float(right_N[:test_count].mean()),
                 float(nll_loss(logp_NC[:test_count], test_N)),
@@ -370,24 +374,16 @@ class ClientRunner:
         if not len(row_N):
             return EvaluationResult()
         check_finite(where, {"prediction": predicted_N})
-        goal = data.targets.rows(row_N)
-        measured: Callable[[Tensor, Tensor, Sequence[str]], dict[str, float]] = errors_of_numbers.of_predictions
+        goal, result = data.targets.rows(row_N), EvaluationResult()
         with blame(where):
-            if goal.task == "multilabel":
-                value_ND, loss_N = label_measures.read(predicted_N.double(), goal.value_RD)
-                measured = label_measures.of_predictions
-            else:
-                value_ND, loss_N = errors_of_numbers.read(predicted_N, goal)
-        y_ND, result, more = goal.value_RD, EvaluationResult(), {}
+            value_ND, loss_N, more = target_measures.of_predictions(
+                predicted_N, goal, tree.rows(data.groups, row_N), test_count, self.job.measures, self.job.threshold
+            )
         if test_count:
-            both = value_ND[:test_count], y_ND[:test_count], goal.names
-            more = measured(*both) | label_measures.ranked(self.job.measures, *both)
             result = EvaluationResult(
                 loss=float(loss_N[:test_count].mean()), p_NC=value_ND[:test_count] if round == self.job.keeps else None
             )
         if test_count < len(row_N):
-            valid = measured(value_ND[test_count:], y_ND[test_count:], goal.names)
-            more = more | {f"validation_{name}": value for name, value in valid.items() if "[" not in name}
             result = result._replace(validation_loss=float(loss_N[test_count:].mean()))
         return result._replace(measures=more)
 

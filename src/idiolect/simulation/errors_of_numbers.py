@@ -5,11 +5,15 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 
+import numpy as np
 from torch import Tensor
 
+from idiolect.core.tree import Tree
 from idiolect.data.targets import Targets
+from idiolect.statistics import conformal
+from idiolect.statistics.conformal import LEVEL, OF_INTERVALS
 
-# N samples of one client, D numbers of a target
+# N test samples of one client, M validation samples, D numbers of a target
 
 
 def read(scaled_ND: Tensor, targets: Targets) -> tuple[Tensor, Tensor]:
@@ -54,4 +58,36 @@ def of_predictions(value_ND: Tensor, y_ND: Tensor, names: Sequence[str] = ("",))
     if len(names) > 1:
         for name, mse, mae in zip(names, mse_D.tolist(), mae_D.tolist(), strict=True):
             values |= {f"mse[{name}]": mse, f"mae[{name}]": mae}
+    return values
+
+
+def of_intervals(error_RD: Tensor, test: int, groups: Tree = (), names: Sequence[str] = ("",)) -> dict[str, float]:
+    """Of intervals at 90 %, by metric: the share that holds the number, their mean width, and the interval score.
+
+    The intervals are predictions plus and minus a quantile of the absolute errors of the client's validation samples,
+    on which the model was not trained: see ``idiolect.statistics.conformal``. Each is the mean over the numbers of a
+    target; ``coverage[name]`` and so on are those of each number, if there are several. None if there are no test
+    samples, or too few validation samples, or groups of them, for intervals of finite width.
+
+    Args:
+        error_RD: predictions less targets of the test samples, and after them of the validation samples, float64.
+        test: how many are test samples.
+        groups: which samples belong together (R,); () where each stands for itself.
+        names: of the numbers.
+    """
+    if not test:
+        return {}
+    each = []
+    weight_M = conformal.group_weights(groups[test:].numpy()) if isinstance(groups, Tensor) else None
+    for error_N, error_M in zip(error_RD[:test].T.numpy(), np.abs(error_RD[test:].T.numpy()), strict=True):
+        order_M = np.argsort(error_M, kind="stable")
+        weights = () if weight_M is None else weight_M[order_M].tolist()
+        half = conformal.quantile(error_M[order_M].tolist(), LEVEL, weights)
+        if math.isinf(half):
+            return {}
+        each.append(conformal.quality(error_N, half, np.zeros(len(error_N)), LEVEL))
+    values = dict(zip(OF_INTERVALS, np.mean(each, axis=0).tolist(), strict=True))
+    if len(names) > 1:
+        for name, quality in zip(names, each, strict=True):
+            values |= {f"{metric}[{name}]": v for metric, v in zip(OF_INTERVALS, quality, strict=True)}
     return values

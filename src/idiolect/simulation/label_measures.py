@@ -8,6 +8,8 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from idiolect.simulation.thresholds import HALF
+
 # N samples of one client, L labels
 
 RANKED = ("auroc", "average_precision")
@@ -32,22 +34,26 @@ def read(logp_NL2: Tensor, y_NL: Tensor) -> tuple[Tensor, Tensor]:
     return logp_NL2[..., 1].exp(), loss_NL.mean(1)
 
 
-def of_predictions(p_NL: Tensor, y_NL: Tensor, names: Sequence[str]) -> dict[str, float]:
+def of_predictions(
+    p_NL: Tensor, y_NL: Tensor, names: Sequence[str], threshold_L: Tensor | float = HALF
+) -> dict[str, float]:
     """F1 over all labels together and label by label, and how many samples are right in all; none without samples.
 
-    A label is predicted where its probability is above 1/2. ``micro_f1`` is 2 right / (true + predicted) over all
-    samples and labels, and 1 where no sample has a label and none is predicted. ``f1[name]`` is that of one label, left
-    out where no sample has it and none is predicted; ``macro_f1`` their mean. They are as scikit-learn's ``f1_score``.
+    A label is predicted where its probability is above a threshold. ``micro_f1`` is 2 right / (true + predicted) over
+    all samples and labels, and 1 where no sample has a label and none is predicted. ``f1[name]`` is that of one label,
+    left out where no sample has it and none is predicted; ``macro_f1`` their mean. They are as scikit-learn's
+    ``f1_score``.
     ``subset_accuracy`` is the share of samples whose labels are all right.
 
     Args:
         p_NL: probabilities, float64.
         y_NL: 1 where a sample has a label, else 0.
         names: of the labels.
+        threshold_L: one for each label, or for all.
     """
     if not len(y_NL):
         return {}
-    true_NL, said_NL = y_NL.numpy() > 0, p_NL.numpy() > 0.5
+    true_NL, said_NL = y_NL.numpy() > 0, (p_NL > threshold_L).numpy()
     right_L, either_L = (true_NL & said_NL).sum(0), true_NL.sum(0) + said_NL.sum(0)
     f1 = {f"f1[{n}]": float(2 * r / e) for n, r, e in zip(names, right_L, either_L, strict=True) if e}
     values = {"micro_f1": float(2 * right_L.sum() / either_L.sum()) if either_L.any() else 1.0}

@@ -22,6 +22,7 @@ from idiolect.core.errors import InputError, brief, nearest
 from idiolect.core.objectives import TaskName
 from idiolect.core.option_spec import Spec
 from idiolect.simulation import label_measures
+from idiolect.simulation.thresholds import HALF
 from idiolect.statistics import intervals
 
 # N samples of one client, C classes, P of them present in the labels
@@ -33,6 +34,7 @@ BINS = 10
 """Bins of probability of the measure ``calibration``."""
 _CONFIDENCE_BINS = 15  # as in the literature
 _TWO = ("sensitivity", "specificity")  # need two classes
+_OF_LABELS = ("recall", *_TWO)  # of predicted classes; with an option they have a threshold of their own
 
 
 def from_counts(p_NC: Tensor, y_N: Tensor) -> dict[str, float]:
@@ -143,12 +145,33 @@ MEASURES: dict[str, Callable[..., dict[str, float]]] = {
 """The measures that a study can ask for, by name."""
 
 
-def values_of(names: Iterable[str], p_NC: Tensor, y_N: Tensor) -> dict[str, float]:
-    """The measures that are always recorded, and those of these specs, by metric."""
-    values = from_counts(p_NC, y_N)
+def values_of(names: Iterable[str], p_NC: Tensor, y_N: Tensor, threshold: float = HALF) -> dict[str, float]:
+    """The measures that are always recorded, and those of these specs, by metric.
+
+    Those of predicted classes are at a ``threshold`` of the probability of the second of two classes.
+    """
+    said_NC = p_NC if threshold == HALF else at(threshold, p_NC)
+    values = from_counts(said_NC, y_N)
     for name in names:
-        values |= _measure(name)(p_NC, y_N)
+        values |= _measure(name)(said_NC if name in _OF_LABELS else p_NC, y_N)
     return values
+
+
+def at(threshold: float, p_NC: Tensor) -> Tensor:
+    """The predicted ones of two classes (N, 2), 1 and else 0: the second where its probability is above a threshold."""
+    second_N = p_NC[:, 1] > threshold
+    return torch.stack((~second_N, second_N), 1).to(p_NC.dtype)
+
+
+def check_sums(logp_NC: Tensor) -> None:
+    """Check that log-probabilities are some.
+
+    Raises:
+        ValueError: probabilities do not sum to 1.
+    """
+    if len(logp_NC) and bool(((total_N := logp_NC.exp().sum(1)) - 1).abs().amax() > 1e-3):
+        what = f"a sample's probabilities sum to {float(total_N[(total_N - 1).abs().argmax()]):.3g}"
+        raise ValueError(f"predict does not return log-probabilities ({what}): end it with log_softmax")
 
 
 @lru_cache

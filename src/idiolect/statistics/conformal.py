@@ -11,6 +11,10 @@ from numpy.typing import NDArray
 
 # N samples
 
+LEVEL = 0.9
+"""Of the intervals that are measured."""
+OF_INTERVALS = ("coverage", "interval_width", "interval_score")
+"""The metrics of intervals, as they are recorded: the fields of ``Quality``."""
 _ROUNDING = 1e-9  # of a share times a count
 
 
@@ -51,6 +55,17 @@ def quantile(sizes: Sequence[float], level: float, weights: Sequence[float] = ()
     up_to_N = np.cumsum(weights)
     k = int(np.searchsorted(up_to_N, level - _ROUNDING))
     return sizes[k] if k < len(sizes) else math.inf
+
+
+def group_weights(group_N: NDArray[np.int64]) -> NDArray[np.float64]:
+    """The weights (N,) of samples by their groups, for ``quantile``.
+
+    >>> group_weights(np.array([7, 7, 3]))
+    array([0.16666667, 0.16666667, 0.33333333])
+    """
+    _, at_N, count_G = np.unique(group_N, return_inverse=True, return_counts=True)
+    weight_N: NDArray[np.float64] = 1 / ((len(count_G) + 1) * count_G[at_N])
+    return weight_N
 
 
 def least(level: float) -> int:

@@ -8,7 +8,6 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, Literal, Self
 
 import pydantic
-import yaml
 from pydantic import Field, PositiveInt
 
 from idiolect import data, methods, models
@@ -24,7 +23,7 @@ from idiolect.core.schedules import check_schedule
 from idiolect.data import FederatedData, Normalise, Source
 from idiolect.data.datasets.dataset import Header
 from idiolect.data.partitions.apart import complete_splitting
-from idiolect.simulation import Job
+from idiolect.simulation import Job, thresholds
 from idiolect.simulation.attacks import flip_labels, on_uploads
 from idiolect.simulation.measures import check, specs_of
 from idiolect.simulation.privacy import mechanism_of
@@ -46,7 +45,7 @@ from idiolect.studies.naming import (
     path_of_model,
     share_of,
 )
-from idiolect.studies.settings import OWN_DATA, SETTINGS, field
+from idiolect.studies.settings import OWN_DATA, field
 from idiolect.studies.source import OBJECT, source_of
 from idiolect.studies.study_file import names_code, settings_of_file
 from idiolect.training import training_of
@@ -282,12 +281,6 @@ class Study(Display, LocalTraining):
         }
         return {setting: path for setting, path in paths.items() if path}
 
-    def to_yaml(self) -> str:
-        """The whole study with its defaults, as text that ``read`` can read."""
-        settings = self.model_dump(mode="json")
-        order = dict.fromkeys(("name", *filter(settings.__contains__, SETTINGS), *settings))
-        return yaml.safe_dump({name: settings[name] for name in order}, sort_keys=False, allow_unicode=True)
-
     def of(self, use: Use) -> Self:
         """The study as one of its methods trains: with the settings that the method has for itself.
 
@@ -374,6 +367,7 @@ class Study(Display, LocalTraining):
             InputError: a measure is not defined for these classes, or a method cannot take the privacy or robust rule.
         """
         check(self.measures, federation.task, federation.classes)
+        thresholds.check(self.protocol.threshold, federation.task, federation.classes)
         jobs = [(u, self.job(u, seed, federation)) for u in self.methods for seed in self.seeds]
         check_defences(jobs[:: len(self.seeds)])
         return jobs
@@ -391,7 +385,7 @@ class Study(Display, LocalTraining):
             attacks=on_uploads(self.attacks, federation.trained),
             robust=None if self.robust is None else rule_of(self.robust),
             privacy=None if self.privacy is None else mechanism_of(self.privacy), secure=self.secure_aggregation,
-            rounds=self.rounds,
+            rounds=self.rounds, threshold=self.protocol.threshold,
         )  # fmt: skip
 
     def elsewhere(self, job: Job) -> Elsewhere | None:

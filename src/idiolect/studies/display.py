@@ -1,9 +1,11 @@
-"""A study as a notebook shows it, and its clients before anything is trained."""
+"""A study as a file has it and as a notebook shows it, and its clients before anything is trained."""
 
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
 from typing import TYPE_CHECKING, Any
+
+import yaml
 
 from idiolect.studies.method_use import Use, title_of
 from idiolect.studies.settings import SETTINGS
@@ -27,6 +29,12 @@ class Display:
         federation = self.samples()
         self.task_of(federation)
         return Overview(federation, self.model_dump(mode="json"))
+
+    def to_yaml(self: Any) -> str:
+        """The whole study with its defaults, as text that ``read`` can read."""
+        settings = self.model_dump(mode="json")
+        order = dict.fromkeys(("name", *filter(settings.__contains__, SETTINGS), *settings))
+        return yaml.safe_dump({name: settings[name] for name in order}, sort_keys=False, allow_unicode=True)
 
     def _repr_html_(self: Any) -> str:
         from idiolect.report.notebook import facts, html

@@ -36,11 +36,11 @@ class Trial(NamedTuple):
 def samples(
     form: Form, classes: int, rows: int, *, clients: int = 1, images: bool = False, task: TaskName = "classification"
 ) -> list[Data]:
-    """Samples of some clients, drawn at random, with labels in turn, or with numbers.
+    """Samples of some clients, drawn at random, with labels in turn, with numbers or with several labels.
 
     Args:
         form: of a sample: a shape, or what ``idiolect.core.inputs`` describes.
-        classes: C, or the numbers of a target.
+        classes: C, or the numbers of a target, or how many labels there are.
         rows: samples of each client.
         clients: how many.
         images: whether they are 8-bit images as stored; else normal draws, and ids where the form says so.
@@ -50,8 +50,10 @@ def samples(
     if images:
         x_R = (x_R * 64 + 128).clamp(0, 255).to(torch.uint8)
     y_R = torch.arange(count) % classes
-    if task == "regression":
+    if task != "classification":
         y_R = torch.randn(count, classes, generator=torch.Generator().manual_seed(2))
+    if task == "multilabel":
+        y_R = (y_R > 0).to(y_R.dtype)
     return [Data(x_R, y_R, row_N, torch.ones(rows)) for row_N in torch.arange(count).view(clients, rows)]
 
 

@@ -116,8 +116,6 @@ def _parts(values: pd.Series[Any], what: str) -> list[set[str]]:
             f"{what} has one value in each row: give a column for each label, of 0 and 1, joined by +, or a column of "
             "lists or of texts with | between the labels; if it is a class, leave task out"
         )
-    log.warning(
-        "%s: %r stands between labels; %d of %d rows are empty, which says that they have none",
-        what, between, gone_R.sum(), len(texts),
-    )  # fmt: skip
+    empty = f"; {gone_R.sum()} of {len(texts)} rows are empty, which says that they have none" if gone_R.any() else ""
+    log.warning("%s: %r stands between labels%s", what, between, empty)
     return [{part.strip() for part in text.split(between)} - {""} for text in texts]

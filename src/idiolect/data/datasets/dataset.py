@@ -86,7 +86,7 @@ class Source:
         x_R: images (R, C, H, W), uint8, mapped from the cache file if there is one, to save memory; or float32
             (R, ...). In a table (R, F), NaN is a missing value. Whole numbers (R, ...) of 16 bits or more, such as the
             ids of words, stay as they are. A dict of such tensors, by name, where a sample has several.
-        y_R: labels in 0..classes-1, int64; all 0 where the target is numbers.
+        y_R: labels in 0..classes-1, int64; all 0 where there are ``targets``.
         classes: the number of classes; 1 where the target is numbers.
         class_names: one name per class; the target's name where it is numbers.
         mean: per channel or feature (axis 1), or one number for all, on a scale of 0 to 1 for images; None to take the
@@ -102,7 +102,7 @@ class Source:
             known.
         tokens: of texts, how they became ids.
         channels: of windows in columns of lists, the names of these columns.
-        targets: the targets where they are numbers; else None.
+        targets: the targets where they are numbers or several labels; else None.
 
     Raises:
         InputError: mean or std is given without the other, has another number of values, or one that is not possible.

@@ -131,8 +131,9 @@ def divide_apart(split: Split, source: Source, way: Splitting, rng: np.random.Ge
                 "out, or give partition natural:official_split=false too"
             )
         if way.each_class and source.targets is not None:
+            goal = source.targets.what
             raise InputError(
-                "split ordered:each_class=true divides classes, and this target is a number: leave each_class out"
+                f"split ordered:each_class=true divides classes, and this target is {goal}: leave each_class out"
             )
         return _in_order(split, way, source.y_R.numpy())
     column = source.columns[str(source.group_column)]

@@ -112,6 +112,11 @@ def study_for(path: Path, federation: str) -> SiteStudy:
             f"{path}: class_weights (of {weighted[0]}) need the counts of all sites' classes before training, which a "
             "federation does not give to sites: leave class_weights out"
         )
+    if study.protocol.threshold != "half":
+        raise InputError(
+            f"{path}: protocol threshold={study.protocol.threshold} is for a simulation as yet, and sites predict the "
+            "more probable class: leave threshold out"
+        )
     if study.task == "multilabel":
         raise InputError(f"{path}: task multilabel is for a simulation as yet, and sites learn classes: leave task out")
     if study.precision != "float32":

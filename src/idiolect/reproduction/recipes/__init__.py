@@ -82,7 +82,9 @@ class Cell:
     @property
     def slug(self) -> str:
         """A file name for it."""
-        parts = [v if k in ("dataset", "method") else f"{k}={v}" for k, v in self.where.items() if v is not None]
+        parts = [
+            v if k in ("dataset", "source", "method") else f"{k}={v}" for k, v in self.where.items() if v is not None
+        ]
         return "-".join(str(p).replace("/", "_").replace(" ", "_") for p in parts)
 
 
