@@ -155,5 +155,5 @@ def test_names_that_may_be_one_label_are_said(caplog: pytest.LogCaptureFixture) 
 
 @pytest.mark.parametrize("target", ["a,b", "a, b", "b,a,x"])
 def test_columns_joined_by_commas_are_said(target: str) -> None:
-    with pytest.raises(InputError, match=r"has commas: join several columns by \+, as [ab]\+[ab]"):
+    with pytest.raises(InputError, match=r"columns are joined by \+: write [ab]\+[ab]"):
         from_frame(frame(a=[0, 1, 1], b=[1, 0, 1]), target=target)

@@ -101,9 +101,6 @@ def targets_in(columns: Sequence[str], target: str | None, where: str) -> list[s
     if target is None or target in columns:
         return [find_target(columns, target, where)]
     names = split_names(target, columns)
-    pieces = [name.strip() for name in target.split(",")]
-    if len(pieces) > 1 and set(pieces) <= set(columns):
-        raise InputError(f"target: {target} has commas: join several columns by +, as {'+'.join(pieces[:2])}")
     for name in names:
         find(columns, name, "target", where)
     if len(set(names)) < len(names):

@@ -118,7 +118,9 @@ def study_for(path: Path, federation: str) -> SiteStudy:
             "more probable class: leave threshold out"
         )
     if study.task == "multilabel":
-        raise InputError(f"{path}: task multilabel is for a simulation as yet, and sites learn classes: leave task out")
+        raise InputError(
+            f"{path}: task multilabel is for a simulation as yet, and sites learn a class or numbers: leave task out"
+        )
     if study.precision != "float32":
         raise InputError(
             f"{path}: precision {study.precision} is for a simulation, and sites train in float32: leave precision out"

@@ -16,7 +16,7 @@ from idiolect.deploy.join import Candidates, ship
 from idiolect.deploy.samples import Samples
 from idiolect.engines.threads import OneThread
 from idiolect.federation.data.samples import SiteFiles, SiteSamples, division_of
-from idiolect.federation.site.personal_model import SiteModel, fingerprint
+from idiolect.federation.site.personal_model import SiteModel, fingerprint, learnt
 
 
 def join(model: SiteModel, samples: SiteFiles, out: Path, *, ships: harm.Name | None = None) -> Bundle:
@@ -38,14 +38,16 @@ def join(model: SiteModel, samples: SiteFiles, out: Path, *, ships: harm.Name | 
     """
     files.vacant(out)
     ready = _own(model, samples)
-    y_N = ready.y_N[ready.test_N]
-    if len(set(y_N.tolist())) < 2:
+    learnt_N = learnt(ready.truth_N, model.cell.agreement)
+    y_N = learnt_N[ready.test_N]
+    if y_N.ndim == 1 and len(set(y_N.tolist())) < 2:
         raise InputError(
             f"all {len(y_N)} test samples of {model.cell.site} are of one class, which compares no models: predict "
             "with its state folder, or export that"
         )
     seen = model if ready.raw_N is None else model.on_features()
-    rows = Data(ready.x_N, ready.y_N, ready.train_N, torch.ones(len(ready.train_N)), group_R=ready.groups)
+    y_R = learnt_N if y_N.ndim == 1 else learnt_N.to(torch.get_default_dtype())
+    rows = Data(ready.x_N, y_R, ready.train_N, torch.ones(len(ready.train_N)), group_R=ready.groups)
     group_N = None if ready.group_N is None else ready.group_N[ready.test_N]
     down = seen.model().down
 
@@ -62,7 +64,7 @@ def join(model: SiteModel, samples: SiteFiles, out: Path, *, ships: harm.Name | 
             name: log_probabilities(Personal(down, client), seen.methods[name], x_N).double()
             for name, client in clients.items()
         }
-        candidates = Candidates(clients, harm.choice_of(logp, y_N, seen.key("folds"), group_N))
+        candidates = Candidates(clients, harm.choice_of(logp, y_N, seen.key("folds"), group_N, seen.judge))
     return ship(model, candidates, Samples(x_N, y_N, group_N), out, name=model.cell.site, ships=ships)
 
 

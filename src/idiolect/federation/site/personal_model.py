@@ -27,7 +27,8 @@ from idiolect.deploy import card, reference
 from idiolect.deploy.bundle import Bundle, Personal, about_features, write
 from idiolect.deploy.groups import scores_of
 from idiolect.deploy.make import about_of, provenance_of, with_memory, with_messages
-from idiolect.deploy.predict import prediction_table, threshold_of
+from idiolect.deploy.numbers import errors_of, half_widths, scaled
+from idiolect.deploy.predict import number_table, prediction_table, threshold_of
 from idiolect.deploy.samples import Samples
 from idiolect.deploy.schema import About, ClientPart, Evaluation, Site
 from idiolect.engines.threads import OneThread
@@ -118,10 +119,15 @@ class SiteModel(Bundle):
         Raises:
             InputError: the level is not between 0 and 1.
         """
+        p_NC, y_N = self._arrays["test/p_NC"], self._arrays["test/y_N"]
+        if self.about.targets:
+            half_D = None if level is None else half_widths(self.about, level)
+            numbers = pd.DataFrame({t.name: y_N[:, d].numpy() for d, t in enumerate(self.about.targets)})
+            return [number_table(p_NC, self.about, half_D, numbers)]
         classes = self.about.classes
         threshold = None if level is None else threshold_of(self, level)
-        truth = pd.DataFrame({"label": [classes[c] for c in self._arrays["test/y_N"].tolist()]})
-        return [prediction_table(self._arrays["test/p_NC"], classes, threshold, truth)]
+        truth = pd.DataFrame({"label": [classes[c] for c in y_N.tolist()]})
+        return [prediction_table(p_NC, classes, threshold, truth)]
 
     def unwatched(self, least: int) -> str:
         """Why it cannot be watched, which takes so many of the site's own test samples."""
@@ -220,9 +226,9 @@ def keep(
     arrays |= {"test/p_NC": measures.p_NC, "test/y_N": y_N}
     group_N = None if samples.group_N is None else samples.group_N[samples.test_N]
     arrays |= {} if group_N is None else {"test/group_N": group_N}
-    if samples.value_ND is None and may_be_last(cell.study, round) and len(y_N) >= reference.LEAST:
+    if may_be_last(cell.study, round) and len(y_N) >= reference.LEAST:
         site = SiteModel(path.parent, _about(cell, round, measures.p_NC, y_N, group_N), "", cell, arrays)
-        own = Samples(samples.x_N[samples.test_N], y_N, group_N)
+        own = Samples(samples.x_N[samples.test_N], learnt(y_N, cell.agreement), group_N)
         arrays |= _watched(site, own, measures.p_NC.argmax(1))
     vault.save(path, pack(dict(belongs) | {"round": round, "fingerprint": mark}, arrays))
 
@@ -248,8 +254,6 @@ def read(path: Path, vault: Vault, cell: SiteCell, belongs: Mapping[str, Any]) -
     Raises:
         InputError: it has changed, belongs to something else, or the key is not the right one.
     """
-    if cell.agreement.targets:
-        raise InputError(f"{path} predicts numbers, and personal models of classes alone can be read as yet")
     message = vault.load(path, belongs, _FIX)
     try:
         round, mark = int(message.about["round"]), str(message.about["fingerprint"])
@@ -278,7 +282,8 @@ def fingerprint(samples: SiteSamples) -> str:
 def _about(cell: SiteCell, round: int, p_NC: Tensor, y_N: Tensor, group_N: Tensor | None) -> About:
     study = cell.study.of(cell.use).model_dump(mode="json")
     data = cell.agreement.federation(cell.study.name)
-    right = float((p_NC.argmax(1) == y_N).double().mean())
+    by = data.score
+    score = float(((p_NC - y_N).square() if data.targets else (p_NC.argmax(1) == y_N).double()).mean())
     train, test = (sum(counts[cell.number]) for counts in (cell.agreement.train, cell.agreement.test))
     about = about_of(
         cell.study.job(cell.use, cell.seed, data), data, study,
@@ -286,14 +291,26 @@ def _about(cell: SiteCell, round: int, p_NC: Tensor, y_N: Tensor, group_N: Tenso
         kind="models", round=round, names=(cell.site,), inputs=cell.agreement.inputs, client=cell.number,
         evaluation=Evaluation(
             protocol="this site's personal model on its own test samples",
-            clients=(ClientPart(name=cell.site, train=train, test=test, personal=right),),
+            clients=(ClientPart(name=cell.site, train=train, test=test, personal=score),),
         ),
         provenance=provenance_of(data, study, {}),
     )  # fmt: skip
-    scores, score_weights = scores_of(p_NC.gather(1, y_N[:, None])[:, 0].clamp(0, 1), group_N)
+    how = f"{by.name} {by.brief(score)} on" if data.targets else f"{100 * score:.1f}% of"
     site = Site(
-        ships="personal", weights={"personal": 1.0}, samples=len(y_N), compared={},
-        why=f"it is the personal model as {cell.site} trained it; {100 * right:.1f}% of {len(y_N)} test samples right",
-        scores=scores, score_weights=score_weights,
-    )  # fmt: skip
-    return about.model_copy(update={"site": site})
+        ships="personal",
+        weights={"personal": 1.0},
+        samples=len(y_N),
+        compared={},
+        why=f"it is the personal model as {cell.site} trained it; {how} {len(y_N)} test samples"
+        + " right" * (data.targets is None),
+    )
+    if data.targets:
+        return about.model_copy(update={"site": site.model_copy(update={"errors": errors_of(p_NC - y_N, group_N)})})
+    scores, score_weights = scores_of(p_NC.gather(1, y_N[:, None])[:, 0].clamp(0, 1), group_N)
+    more = {"scores": scores, "score_weights": score_weights}
+    return about.model_copy(update={"site": site.model_copy(update=more)})
+
+
+def learnt(truth_N: Tensor, agreement: Agreement) -> Tensor:
+    """What networks learn of a site's labels, or numbers (N, D): these scaled, float64."""
+    return scaled(truth_N, agreement.targets) if agreement.targets else truth_N
