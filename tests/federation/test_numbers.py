@@ -71,7 +71,7 @@ def test_the_numbers_are_those_of_a_simulation(methods: str, more: Any, schools:
     simulated = rehearsed(whole, samples, tmp_path / "simulated").records
     both = run.records.merge(simulated, on=SIDES, how="outer", indicator=True)
     assert set(both["_merge"]) == {"both"}
-    np.testing.assert_allclose(both["value_x"], both["value_y"], rtol=1e-5, atol=1e-6)
+    np.testing.assert_allclose(both["value_x"], both["value_y"], rtol=1e-4, atol=1e-5)
     assert {"mse", "mae", "r2", "loss"} <= set(run.records["metric"])
     assert not run.records["metric"].str.contains("accuracy").any()
     assert run.table().columns[1].header == "MSE"
@@ -199,7 +199,7 @@ def test_no_number_of_a_sample_leaves_a_site(schools: Files, tmp_path: Path) -> 
     }  # fmt: skip
     [measured] = [m.about["measured"] for site, m in link.received if m.about["kind"] == "evaluate" and site == "north"]
     assert set(measured) == {"loss", "measures"}
-    assert set(measured["measures"]) == {"mse", "mae", "r2"}
+    assert set(measured["measures"]) == {"mse", "mse_low", "mse_high", "mae", "r2"}
 
 
 def test_secure_aggregation_gives_the_same_numbers(schools: Files, tmp_path: Path) -> None:

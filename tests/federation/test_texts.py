@@ -82,7 +82,7 @@ def test_what_a_site_says_of_texts(tmp_path: Path) -> None:
     offer = read(reviews(tmp_path)["east"]).offer(None, Reading("say", None, 40))
     assert plain(offer) == {
         "kind": "texts", "shape": (40,), "columns": [], "scales": (), "channels": (), "classes": ("bad", "good"),
-        "tokens": {"columns": ("say",), "encoder": "words", "most": 40},
+        "tokens": {"columns": ("say",), "encoder": "words", "most": 40}, "targets": (), "target_scales": (),
     }  # fmt: skip
     json.dumps(plain(offer))
 
@@ -142,7 +142,7 @@ def test_a_site_hears_how_many_of_its_texts_are_cut(
     [
         (Reading("says"), "text: .* has no column 'says'; did you mean 'say'"),
         (Reading("stars"), "column 'stars' of .* has numbers and not texts"),
-        (Reading("label"), "text: .* has the target in 'label'"),
+        (Reading("label"), "text: .* has the target in label"),
         (Reading(None, "bytes"), "tokens is for texts"),
         (Reading("say", None, 0), "max_tokens=0 is not possible"),
     ],

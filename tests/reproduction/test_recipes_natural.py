@@ -17,7 +17,10 @@ from sklearn.metrics import roc_auc_score
 import idiolect as idl
 from idiolect import cli, report
 from idiolect.core.arrow_tables import to_frame
+from idiolect.core.evaluation_protocol import Protocol
 from idiolect.core.files import expanded
+from idiolect.core.objectives import number
+from idiolect.report.by_client import _merit
 from idiolect.reproduction import outcome_files, recipes, searches, seed_runs
 from idiolect.reproduction.outcomes import SeedResult, outcome_of, seed_result
 from idiolect.reproduction.recipes import Cell
@@ -157,6 +160,27 @@ def test_schools_are_measured_by_their_squared_error(run_cli: Any, small: Path, 
     assert [
         r.intervals["local"][0] if "local" in r.intervals else next(iter(r.intervals.values()))[0] for r in rows
     ] == (pytest.approx([low[r.client] for r in rows]))
+
+
+def test_the_page_shows_the_intervals_of_errors_as_they_are(small: Path, tmp_path: Path) -> None:
+    schools(small)
+    (cell,) = cells(source="schools", method="local")
+    assert cell.study is not None
+    study = cell.study.model_copy(update={"rounds": 2, "protocol": Protocol(validation=0.3)})
+    folder = idl.run(study, tmp_path / "run", engine="sequential").folder
+    text = (folder / "report.html").read_text(encoding="utf-8")
+    for row in report.by_client(report.read(folder)):
+        (low, high) = next(iter(row.intervals.values()))
+        assert f"<small>{number(low)}–{number(high)}</small>" in text
+    covered = report.by_client(report.read(folder), "coverage")
+    assert all(row.best for row in covered)
+
+
+def test_of_two_coverages_the_one_nearer_to_the_level_is_best() -> None:
+    value_MK = np.array([[1.0, 0.5, 0.9], [0.88, 0.7, 0.92]])
+    assert _merit("coverage", value_MK).argmax(0).tolist() == [1, 1, 0]
+    assert _merit("interval_score", value_MK).argmax(0).tolist() == [1, 0, 0]
+    assert _merit("r2", value_MK).argmax(0).tolist() == [0, 1, 1]
 
 
 def test_results_are_kept_with_each_clients_interval_and_read_again(run_cli: Any, small: Path, tmp_path: Path) -> None:

@@ -31,7 +31,9 @@ TEXTS: dict[str, dict[str, dict[str, tuple[float, ...]]]] = {  # read off the pa
     },
 }  # fmt: skip
 RESULTS = [
-    r for r in map(recipes.get, recipes.names()) if isinstance(r.tuned, Tuned) and r.kind in ("results", "figure")
+    r
+    for r in map(recipes.get, recipes.names())
+    if isinstance(r.tuned, Tuned) and not r.is_always_tuned and r.kind in ("results", "figure")
 ]
 
 

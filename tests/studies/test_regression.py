@@ -108,32 +108,34 @@ def test_a_round_of_fedshrink_is_bayesian_linear_regression(seed: int) -> None:
     clients = [Data(x_R, y_R, torch.from_numpy(r), torch.ones(len(r))) for r in rows]
     one = trial.trial(method, clients)
     z = np.column_stack([x, np.ones(len(x))])
-    gram = sum(z[r].T @ z[r] for r in rows)
-    weight = np.linalg.solve(gram + np.eye(d + 1), z.T @ y)
     value = type(one.ups[0].value)(
         {}, *(sum(getattr(up.value, name).double() for up in one.ups) for name in one.ups[0].value._fields[1:])
     )
     server, _ = method.aggregate(one.server, Reduced(value, torch.tensor(float(len(x)))), torch.arange(3))
-    np.testing.assert_allclose(server.weight_dD, weight, rtol=1e-4, atol=1e-5)
-    grid = np.logspace(-6, 3, 37)
-    evidence = []
-    for spread in grid:  # of the samples given the weights before, 0, with the best variance for each target
-        parts = [np.eye(len(r)) + spread * z[r] @ z[r].T for r in rows]
-        square = sum(y[r].T @ np.linalg.solve(v, y[r]) for r, v in zip(rows, parts, strict=True)).diagonal()
-        variance = square / len(x)
-        evidence.append(
-            sum(
-                multivariate_normal(np.zeros(len(r)), s2 * v).logpdf(y[r, k])
-                for r, v in zip(rows, parts, strict=True)
-                for k, s2 in enumerate(variance)
-            )
+    grid, every = np.logspace(-6, 3, 37), [np.arange(len(x))]
+
+    def likelihood(clients: list[np.ndarray], spread: np.ndarray) -> float:
+        """Of the samples given weights around 0, with the best variance for each number of the target."""
+        parts = [np.eye(len(r)) + (z[r] * spread) @ z[r].T for r in clients]
+        square = sum(y[r].T @ np.linalg.solve(v, y[r]) for r, v in zip(clients, parts, strict=True)).diagonal()
+        return sum(
+            multivariate_normal(np.zeros(len(r)), s2 * v).logpdf(y[r, k])
+            for r, v in zip(clients, parts, strict=True)
+            for k, s2 in enumerate(square / len(x))
         )
-    assert float(server.spread) == pytest.approx(grid[int(np.argmax(evidence))], rel=1e-5)
+
+    variance = max(grid, key=lambda t: likelihood(every, np.full(d + 1, t)))
+    weight = Ridge(alpha=1 / variance, fit_intercept=False).fit(z, y).coef_.T
+    np.testing.assert_allclose(server.weight_dD, weight, rtol=1e-3, atol=1e-4)
+    spreads = [np.append(np.full(d, slope), bias) for slope in grid for bias in np.logspace(-4, 3, 15)]
+    best = max(spreads, key=lambda spread: likelihood(rows, spread))
+    np.testing.assert_allclose(server.spread, best[[0, -1]], rtol=1e-5)
     down = method.send(server, torch.tensor([0]))
     for data_of, r in zip(clients, rows, strict=True):
         own = method.personalise(down, (), data_of, keys.key(0))
-        ridge = Ridge(alpha=1 / float(server.spread), fit_intercept=False).fit(z[r], y[r] - z[r] @ weight)
-        np.testing.assert_allclose(own, weight + ridge.coef_.T, rtol=1e-3, atol=1e-4)
+        scaled = z[r] * np.sqrt(best)  # a ridge of 1 on weights in these units is the prior
+        ridge = Ridge(alpha=1, fit_intercept=False).fit(scaled, y[r] - z[r] @ weight)
+        np.testing.assert_allclose(own, weight + np.sqrt(best)[:, None] * ridge.coef_.T, rtol=1e-3, atol=1e-4)
         np.testing.assert_allclose(method.predict(down, own, x_R), z @ own.numpy(), rtol=1e-4, atol=1e-4)
 
 
@@ -150,13 +152,15 @@ def test_the_body_of_fedshrink_trains_under_a_head_that_is_pulled_to_0(ridge: fl
     method = methods.build("fedshrink", {"ridge": ridge}, task)
     server = method.init_server(keys.key(1))
     weight = draw.normal(size=(d + 1, targets))
-    server = server._replace(weight_dD=torch.from_numpy(weight).float(), spread=torch.tensor(spread))
+    slope, bias = spread, 3 * spread
+    server = server._replace(weight_dD=torch.from_numpy(weight).float(), spread=torch.tensor([slope, bias]))
     data = Data(torch.from_numpy(x).float(), torch.from_numpy(y).float(), torch.arange(n), torch.ones(n))
     _, up, _ = method.local(method.send(server, torch.tensor([0])), (), data, keys.key(2))
     (body,) = server.body.values()
     body = body.double().numpy()
     z = np.column_stack([x @ body.T, np.ones(n)])
-    head = np.linalg.solve(z.T @ z + (1 / spread + n * ridge) * np.eye(d + 1), z.T @ y + weight / spread)
+    near = np.append(np.full(d, 1 / slope), 1 / bias)[:, None]
+    head = np.linalg.solve(z.T @ z + np.diag(near[:, 0]) + n * ridge * np.eye(d + 1), z.T @ y + near * weight)
     by_feature = 2 * (z @ head - y) @ head[:d].T / (n * targets)  # mean over samples and over the two numbers
     (change,) = up.value.body.values()
     np.testing.assert_allclose(change, -0.1 * by_feature.T @ x, rtol=1e-4, atol=1e-6)

@@ -60,7 +60,7 @@ def test_every_method_has_the_same_trials_and_rounds(tuning: Tuning) -> None:
 def test_a_third_goes_on_to_the_end_and_nothing_is_cut_between(tmp_path: Path) -> None:
     """Of nine and nine trials four and two: the best of each nine after a fifth of the rounds."""
     study = idl.Study(methods=["fedavg"], **SMALL)
-    tuning = idl.tune(study, {"lr": "0.001..0.5:log"}, tmp_path / "search", trials=18, engine="sequential")
+    tuning = idl.tune(study, {"lr": "0.001..0.5:log"}, tmp_path / "search", trials=18, halving=3, engine="sequential")
     trials = tuning.trials()
     assert trials["rounds"].value_counts().to_dict() == {2: 12, 9: 6}
     for number, go_on in ((1, 4), (2, 2)):
@@ -86,7 +86,9 @@ def test_a_batch_with_few_trials_that_train_promotes_what_it_has(
     tmp_path: Path, method: str, lr: Any, trials: int, sampler: str, go_on: tuple[int, ...]
 ) -> None:
     study = idl.Study(methods=[method], **SMALL)
-    tuning = idl.tune(study, {"lr": lr}, tmp_path / "search", trials=trials, sampler=sampler, engine="sequential")
+    tuning = idl.tune(
+        study, {"lr": lr}, tmp_path / "search", trials=trials, sampler=sampler, halving=3, engine="sequential"
+    )
     every = tuning.trials()
     failed = every["state"].isin(["refused", "diverged"])
     assert failed.any()

@@ -43,24 +43,29 @@ def about_backslashes(path: str | Path) -> str:
 
 
 def expanded(path: str | Path) -> Path:
-    """A path whose ``~`` and variables of the environment (``$NAME``, ``${NAME}``) have their values.
+    """As ``expanded_text``, as a path."""
+    return Path(expanded_text(path))
+
+
+def expanded_text(path: str | Path) -> str:
+    """A path as text whose ``~`` and variables of the environment (``$NAME``, ``${NAME}``) have their values.
 
     So a study names its data alike on every machine: ``$IDIOLECT_DATA/natural/school.parquet``.
 
     Raises:
         InputError: a variable is not set.
 
-    >>> expanded("visits.csv").name, expanded("costs_in_$.csv").name
-    ('visits.csv', 'costs_in_$.csv')
+    >>> expanded_text("./visits.csv"), expanded_text("costs_in_$.csv")
+    ('./visits.csv', 'costs_in_$.csv')
     """
     text = os.path.expanduser(path)
     if os.path.lexists(text):
-        return Path(text)
+        return text
     text = os.path.expandvars(text)
     if unset := re.search(r"\$(\w+)|\$\{(\w+)\}", text):
         name = unset[1] or unset[2]
         raise InputError(f"{path}: the variable {name} of the environment is not set: set it, or write the path out")
-    return Path(text)
+    return text
 
 
 def write(path: Path, content: bytes | str, mode: int | None = None) -> None:

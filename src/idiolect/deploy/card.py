@@ -50,7 +50,7 @@ def _use(about: About) -> str:
         intro = "Predict with it:"
     if own := code.own_of(about):
         names = " and ".join(_plain(path) for path in own.values())
-        intro = f"It imports {names}, which --allow-import permits: look at that code first. {intro.strip()}"
+        intro = f"It imports {names}, which the last option permits: look at that code first. {intro.strip()}"
         commands = [[*command, "--allow-import"] for command in commands]
     return "\n".join([f"{intro.strip()}\n", *(f"    {' '.join(command)}" for command in commands), ""])
 

@@ -10,7 +10,7 @@ from torch import Tensor
 from torch.nn.functional import linear
 
 from idiolect.core.method import ClientValue, Data, Down, Method, Reduced, Task, Up, Weights, keys, reduce, tree
-from idiolect.statistics import covariance, label_pairs, mixture
+from idiolect.statistics import covariance, label_pairs, mixture, random_effects
 from idiolect.statistics.gaussian import Gaussian, LinearHead, estimate, lda_head, log_prior
 from idiolect.statistics.mixture import Mixture
 from idiolect.statistics.moments import Moments, moments, weights_by_class
@@ -43,7 +43,6 @@ REPORTS = {
         limits=(0.0, 1.0),
     )
 }
-_GRID = torch.logspace(-6, 3, 37, dtype=torch.float64)  # of l
 _HEADS: tuple[tuple[Means, float], ...] = (
     ("shrunk", 0.1), ("shrunk", 0.3), ("shrunk", 1.0), ("shrunk", 3.0), ("everyone", 1.0), ("own", 1.0),
 )  # fmt: skip
@@ -123,27 +122,29 @@ def fedshrink(
 
     Where a sample can have several labels, each label is two classes, and a sample counts once for each label.
 
-    Where the target y is numbers, with Z = (z, 1), everyone's weights w and how far a client's may lie from them, l:
+    Where the target y is numbers, with Z = (z, 1), everyone's weights w and how far a client's may lie from them, l,
+    and its bias, m; D = diag(l, ..., l, m):
     Client:
-        A = Z'Z,   b = Z'y,   w_i = w + (A + I / l)^-1 (b - A w)   the mean of w_i ~ N(w, l s^2 I) given samples [13]
-        theta_i <- SGD(|Z v - y|^2),   v = (A + (1 / l + n ridge) I)^-1 (b + w / l), frozen                     [14]
-        for each l of a grid, with r = y - Z w:   q = r' V^-1 r,   v = log |V|,   V = I + l Z Z'                [15]
+        A = Z'Z,   b = Z'y,   w_i = w + (A + D^-1)^-1 (b - A w)   the mean of w_i ~ N(w, s^2 D) given samples   [13]
+        theta_i <- SGD(|Z u - y|^2),   u = (A + D^-1 + n ridge I)^-1 (b + D^-1 w), frozen                       [14]
+        for each l and m of a grid, with r = y - Z w:   q = r' V^-1 r,   v = log |V|,   V = I + Z D Z'          [15]
     Server:
-        theta <- mean of theta_i, weighted by n;   A, b, q, v, n <- sums over clients                           [16]
-        w <- (A + I)^-1 b,   l <- argmax of - n / 2 log q - v / 2, the likelihood of all clients' samples       [17]
-    Personal: w_i of [13] under the body received; a new client needs forward passes only.                      [18]
+        theta <- mean of theta_i, weighted by n;   A, b, y'y, q, v, n <- sums over clients                      [16]
+        l, m <- argmax of - n / 2 log q - v / 2, the likelihood of all clients' samples                         [17]
+        w <- (A + I / t)^-1 b,   t <- argmax of - n / 2 log (y'y - b' w) - log |I + t A| / 2, w ~ N(0, s^2 t I) [18]
+    Personal: w_i of [13] under the body received; a new client needs forward passes only.                      [19]
 
     Up: increments of theta, mu (C, d), S (d (d + 1) / 2), t, weighted by n and n_c. Down: theta, mu, S, t. At the
     client: nothing until ``personalise``, which needs forward passes only; a new client joins in the same way. A class
-    that a client does not have has everyone's mean. Of numbers: increments of theta, and A, b, q, v and n to be summed;
-    down: theta, w, l.
+    that a client does not have has everyone's mean. Of numbers: increments of theta, and A, b, y'y, q, v and n to be
+    summed; down: theta, w, l, m.
 
     [2] is an estimate by moments: the mean of n_c samples lies tr(P S) / n_c from its class's true mean, and where the
     true means lie t tr(P S) from everyone's, the expectation of a term is n_c t. [4] is the mean of the posterior, if
     the true means spread as the samples do (covariance t S): a class with many samples keeps its own mean, one with few
     takes most from everyone. [7] pulls the features of a class together and keeps their scale, which CE with a head
     like [6] hardly sees. In [11] the means and the covariance of the heads that predict a sample are estimated from the
-    other folds; the prior is that of ``share_samples`` samples, divided evenly. v is w_i pulled towards 0: w_i is long
+    other folds; the prior is that of ``share_samples`` samples, divided evenly. u is w_i pulled towards 0: w_i is long
     where features hardly differ, and the steps of [14], which grow with its length, destroy the features (on the
     schools of docs/results/natural.md, with a learning rate of 0.06).
 
@@ -168,8 +169,8 @@ def fedshrink(
     [2] put right, the pull of [7] in place of features of one length, and so a smaller ridge. The head is that of
     FedLDA and pFedFDA (McLaughlin & Su), with the smoothed prior and the shrinkage of 1e-4 of pFedFDA's released code;
     the pull is FedPAC's (Xu, Tong & Huang, Eq. 3) towards other means; [4] is the empirical Bayes estimator of Efron &
-    Morris (JASA, 1973), [11] the EM algorithm for the shares of a mixture; [13] and [17] are Bayesian linear regression
-    with the evidence of Lindley & Smith's hierarchy (JRSS B, 1972).
+    Morris (JASA, 1973), [11] the EM algorithm for the shares of a mixture; [13] to [18] are Bayesian linear
+    regression in the hierarchy of Lindley & Smith (JRSS B, 1972).
     """
     if task.kind == "regression":
         return of_numbers(task, ridge, train_with, "shrunk" if personal == "mixture" else personal)
@@ -302,26 +303,28 @@ class Prior(NamedTuple):
     weight_dD: Tensor
     """(d + 1, D); the last row is the bias."""
     spread: Tensor
+    """l and m."""
 
 
 class Sums(NamedTuple):
-    """What a client sends of numbers."""
+    """What a client sends of numbers; G are the pairs of l and m."""
 
     body: Weights
     gram: Tensor
     """Upper triangle of A (d + 1, d + 1)."""
     cross_dD: Tensor
+    square_D: Tensor
     square_GD: Tensor
     log_det_G: Tensor
     n: Tensor
 
 
 def of_numbers(task: Task, ridge: float, train_with: Means, personal: Means) -> Method:
-    """FedShrink where the target is numbers: see [13] to [18] of ``fedshrink``."""
+    """FedShrink where the target is numbers: see [13] to [19] of ``fedshrink``."""
     network, width, outputs = task.network, task.network.width + 1, task.classes
 
     def init_server(key: Tensor) -> Prior:
-        return Prior(network.init(key).body, torch.zeros(width, outputs), torch.ones(()))
+        return Prior(network.init(key).body, torch.zeros(width, outputs), torch.ones(2))
 
     def send(server: Prior, ids: Tensor) -> Down:
         return Down(shared=server)
@@ -336,13 +339,13 @@ def of_numbers(task: Task, ridge: float, train_with: Means, personal: Means) -> 
         return z_Nd.T @ z_Nd, z_Nd.T @ y_ND, y_ND.square().sum(0)  # [13]
 
     def posterior(gram_dd: Tensor, cross_dD: Tensor, prior: Prior, how: Means, pull: Tensor | float = 0) -> Tensor:
-        if how == "everyone":
-            return prior.weight_dD.double()
         weight_dD: Tensor = prior.weight_dD.double()
-        precision = 1 / prior.spread.double() if how == "shrunk" else torch.tensor(1e-6, dtype=torch.float64)
-        eye = torch.eye(width, dtype=torch.float64, device=gram_dd.device)
+        if how == "everyone":
+            return weight_dD
+        inverse = 1 / prior.spread.double() if how == "shrunk" else 1e-6 * torch.ones_like(prior.spread).double()
+        inverse_d = torch.cat([inverse[:1].expand(width - 1), inverse[1:]])  # D^-1
         rest_dD = cross_dD - gram_dd @ weight_dD - pull * weight_dD
-        change_dD: Tensor = torch.linalg.solve(gram_dd + (precision + pull) * eye, rest_dD)  # [13] [14]
+        change_dD: Tensor = torch.linalg.solve(gram_dd + torch.diag(inverse_d + pull), rest_dD)  # [13] [14]
         return weight_dD + change_dD
 
     def local(down: Down, client: Any, data: Data, key: Tensor) -> tuple[Any, Up, dict[str, Tensor]]:
@@ -358,32 +361,27 @@ def of_numbers(task: Task, ridge: float, train_with: Means, personal: Means) -> 
             return error, (error, batch.used_B.sum())
 
         new, extras = sgd(loss, prior.body, batches(data, task.training, key), task.training.optimiser)  # [14]
-        weight_dD, grid_G = prior.weight_dD.double(), _GRID.to(gram_dd.device)
-        e_d, u_dd = torch.linalg.eigh(gram_dd)
-        e_d, along_dD = e_d.clamp(min=0), u_dd.T @ (cross_dD - gram_dd @ weight_dD)
-        rest_D = square_D - 2 * (weight_dD * cross_dD).sum(0) + (weight_dD * (gram_dd @ weight_dD)).sum(0)  # r' r
-        square_GD = rest_D - (1 / (e_d + 1 / grid_G[:, None])) @ along_dD.square()  # [15]
-        log_det_G = torch.log1p(grid_G[:, None] * e_d).sum(1)  # [15]
-        sums = (covariance.pack(gram_dd), cross_dD, square_GD, log_det_G, data.real_N.sum())
+        weight_dD, spread = prior.weight_dD.double(), prior.spread[0]
+        fit_dD = gram_dd @ weight_dD
+        rest_D = square_D - (weight_dD * (2 * cross_dD - fit_dD)).sum(0)  # r' r
+        square_GD, log_det_G, e_d = random_effects.by_spread(gram_dd, cross_dD - fit_dD, rest_D)  # [15]
+        sums = (covariance.pack(gram_dd), cross_dD, square_D, square_GD, log_det_G, data.real_N.sum())
         up = Sums(tree.sub(new, prior.body), *(part.to(head_dD.dtype) for part in sums))
-        trust = (prior.spread * e_d / (prior.spread * e_d + 1)).mean()
-        info = {"train_loss": trained_loss(extras), "trust": trust.to(head_dD.dtype)}
+        info = {
+            "train_loss": trained_loss(extras),
+            "trust": (spread * e_d / (spread * e_d + 1)).mean().to(head_dD.dtype),
+        }
         return client, Up(up, data.real_N.sum()), info
 
     def aggregate(server: Prior, up: Reduced, ids: Tensor) -> tuple[Prior, dict[str, Tensor]]:
-        s = up.value
-        gram_dd = covariance.unpack(s.gram.double(), width)
-        eye = torch.eye(width, dtype=torch.float64, device=gram_dd.device)
-        weight_dD = torch.linalg.solve(gram_dd + eye, s.cross_dD.double())  # [17]
-        square_GD = s.square_GD.double().clamp(min=torch.finfo(torch.float64).tiny)
-        evidence_G = -s.n.double() / 2 * square_GD.log().sum(1) - outputs / 2 * s.log_det_G.double()  # [17]
-        spread = _GRID.to(gram_dd.device)[evidence_G.argmax()]  # [17]
-        dtype = server.weight_dD.dtype
-        return Prior(tree.add(server.body, s.body), weight_dD.to(dtype), spread.to(dtype)), {}  # [16]
+        s, dtype = tree.map(torch.Tensor.double, up.value._replace(body={})), server.weight_dD.dtype
+        spread = random_effects.likeliest(s.n, s.square_GD, s.log_det_G)  # [17]
+        weight_dD = random_effects.ridge(covariance.unpack(s.gram, width), s.cross_dD, s.square_D, s.n)  # [18]
+        return Prior(tree.add(server.body, up.value.body), weight_dD.to(dtype), spread.to(dtype)), {}  # [16]
 
     def personalise(down: Down, client: Any, data: Data, key: Tensor) -> Tensor:
         gram_dd, cross_dD, _ = products(down.shared.body, data)
-        return posterior(gram_dd, cross_dD, down.shared, personal).to(down.shared.weight_dD.dtype)  # [18]
+        return posterior(gram_dd, cross_dD, down.shared, personal).to(down.shared.weight_dD.dtype)  # [19]
 
     def predict(down: Down, client: Any, x_B: Tensor) -> Tensor:
         z_Bd = with_bias(network.features(down.shared.body, task.inputs(x_B)))

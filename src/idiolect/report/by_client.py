@@ -20,6 +20,7 @@ from idiolect.report.rows import summary
 from idiolect.runs import predictions
 from idiolect.runs.folder import PREDICTIONS_FILE
 from idiolect.runs.reader import Part, Run, part_of
+from idiolect.statistics.conformal import LEVEL
 from idiolect.statistics.intervals import wilson
 
 # M methods, S seeds, K clients, R test samples of all clients
@@ -228,6 +229,14 @@ def _metrics(run: Run) -> list[str]:
     return run.records.loc[run.records["stage"] == stage, "metric"].unique().tolist()
 
 
+def _merit(measure: str, value_MK: NDArray[np.float64]) -> NDArray[np.float64]:
+    """Values of a measure such that more is better: the coverage nearest to the level of the intervals is best."""
+    name = measure.removeprefix("validation_").partition("[")[0]
+    if name == "coverage":
+        return -np.abs(value_MK - LEVEL)
+    return -value_MK if name in _LESS_IS_BETTER else value_MK
+
+
 class _Table:
     """The values of a measure: of each method, seed and client."""
 
@@ -248,8 +257,7 @@ class _Table:
         self.seeds: list[int] = sorted((run.final if nobody else records)["seed"].unique().tolist())
         self.value_MSK = self._values(records)
         self.mean_MK = _mean(self.value_MSK).round(12)  # equal fractions are equal
-        sign = -1 if measure.removeprefix("validation_").partition("[")[0] in _LESS_IS_BETTER else 1
-        self.best_K = np.where(np.isnan(self.mean_MK), -np.inf, sign * self.mean_MK).argmax(0)
+        self.best_K = np.where(np.isnan(self.mean_MK), -np.inf, _merit(measure, self.mean_MK)).argmax(0)
         self.size_K = self._sizes()
 
     def _values(self, records: pd.DataFrame) -> NDArray[np.float64]:

@@ -80,6 +80,8 @@ EFFECTS = {
     "patience": "training may end before the last round, and the number is from the best round on validation samples",
     "protocol.also": "more is measured; the number is the same",
     "protocol.observe": "more is recorded; the number is the same",
+    "class_weights": "samples of rare classes weigh more or less in training",
+    "protocol.threshold": "from which probability on a class is predicted; probabilities are the same",
     "measures": "more is recorded; the number is the same",
     "task": "whether whole numbers of a target are taken as classes; the numbers are the same",
     "save_predictions": "more is recorded; the number is the same",

@@ -70,7 +70,7 @@ SETTINGS = {
         metavar="WHERE", common=True,
     ),
     "target": Setting(
-        DATA, "Column to predict; several numbers or labels joined by +.", unset="label, target, class, ...",
+        DATA, "Column to predict.", unset="label, target, class, ...",
         metavar="COLUMN", common=True,
     ),
     "task": Setting(

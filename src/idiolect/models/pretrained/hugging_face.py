@@ -16,7 +16,7 @@ import torch
 from torch import Tensor, nn
 
 from idiolect.core.errors import InputError
-from idiolect.core.files import expanded
+from idiolect.core.files import expanded, expanded_text
 from idiolect.core.import_path import optional
 from idiolect.core.randomness import seeded
 from idiolect.models.pretrained.backbone import Backbone, check_features
@@ -65,7 +65,7 @@ def place_of(settings: Pretrained) -> tuple[str, Path | None]:
     Raises:
         InputError: a folder or file is not there.
     """
-    what, place, file = settings.title, str(expanded(settings.name)), None
+    what, place, file = settings.title, expanded_text(settings.name), None
     if settings.weights is not None:
         weights = expanded(settings.weights)
         if weights.is_dir():

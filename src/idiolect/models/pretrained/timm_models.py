@@ -6,7 +6,7 @@ import os
 from typing import Any
 
 from idiolect.core.errors import InputError
-from idiolect.core.files import expanded
+from idiolect.core.files import expanded_text
 from idiolect.core.import_path import optional
 from idiolect.core.randomness import seeded
 from idiolect.models.pretrained.backbone import Backbone
@@ -22,7 +22,7 @@ def load(settings: Pretrained) -> Backbone:
     """
     what = settings.title
     timm = optional("timm", "timm", what)
-    weights = None if settings.weights is None else str(expanded(settings.weights))
+    weights = None if settings.weights is None else expanded_text(settings.weights)
     if weights is not None and not os.path.isfile(weights):
         raise InputError(f"{what}: there is no file weights={settings.weights}: give one that is there")
     if settings.pooling == "cls":
