@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import re
 import shlex
 from collections.abc import Mapping, Sequence
 
@@ -15,6 +16,7 @@ from idiolect.deploy.schema import About, ClientPart
 
 _SHOWN = 30  # clients in the table
 
+_ASKS = re.compile(r"\w\s*([<>]=?|!?=)\s*\S")
 _JOINS = {
     "what it receives": "A new site needs no sample to get this model: it is what the server sends.",
     "forward passes": "A new site gets its own model by forward passes over its samples, without training.",
@@ -40,7 +42,7 @@ def _title(about: About) -> str:
 def _use(about: About) -> str:
     predict = ["idiolect", "predict", "--data", "new.csv", "--out", "predictions.parquet"]
     if about.kind == "join":
-        goal = "+".join(_name(target.name) for target in about.targets) or "COLUMN"
+        goal = "+".join(_name(target.name) for target in about.targets) or _question(about) or "COLUMN"
         join = ["idiolect", "join", ".", "--data", "my.csv", "--target", shlex.quote(goal), "--out", "site"]
         commands = [join, [*predict[:2], "site", *predict[2:]]]
         joins = _JOINS.get(about.revealed.joins_by, "") if about.revealed else ""
@@ -48,11 +50,20 @@ def _use(about: About) -> str:
     else:
         commands = [[*predict[:2], ".", *(["--client", "NAME"] if len(about.models) > 1 else []), *predict[2:]]]
         intro = "Predict with it:"
+    if marks := (about.provenance.study.get("missing") if about.provenance else None):
+        intro = f"{intro.strip()[:-1]} (marks of missing values are those of the training; give those of your files):"
+        commands = [[*command, "--missing", shlex.quote(str(marks))] for command in commands]
     if own := code.own_of(about):
         names = " and ".join(_plain(path) for path in own.values())
         intro = f"It imports {names}, which the last option permits: look at that code first. {intro.strip()}"
         commands = [[*command, "--allow-import"] for command in commands]
     return "\n".join([f"{intro.strip()}\n", *(f"    {' '.join(command)}" for command in commands), ""])
+
+
+def _question(about: About) -> str:
+    """The question of two answers that was the target in training, as ``num>0``; "" if it was a column."""
+    target = str(about.provenance.study.get("target") or "") if about.provenance else ""
+    return target if _ASKS.search(target) else ""
 
 
 def _inputs(about: About) -> str:

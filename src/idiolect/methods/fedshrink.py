@@ -37,8 +37,8 @@ REPORTS = {
     "trust": ClientValue(
         name="trust in its own means",
         symbol="r",
-        meaning="weight of a client's own class means, the mean over its samples",
-        shows="how far each client relies on its own class means",
+        meaning="weight of a client's own class means, or of its own weights, the mean over its samples",
+        shows="how far each client relies on its own samples",
         ends="At 1 a client uses its own means alone, at 0 everyone's",
         limits=(0.0, 1.0),
     )
