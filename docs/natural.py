@@ -337,6 +337,8 @@ def page(recipe: Recipe) -> str:
         "- *gain*, *lose*: clients whose number is better, or worse, than with Local by more than the seeds differ",
         "  (Student's t, 95 %, each client by itself: of 100 clients without a difference, about five are counted).",
         "- *ECE*: expected calibration error, 0 is best. *rate*: the learning rate that was chosen.",
+        "- The sentence under a table is about the best of the other methods, chosen by these very numbers, which",
+        "  flatters it.",
         "- *AUROC*: the area under the ROC curve, of clients whose test samples have both classes.",
         "",
     ]
