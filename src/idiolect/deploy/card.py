@@ -55,8 +55,9 @@ def _use(about: About) -> str:
         commands = [[*command, "--missing", shlex.quote(str(marks))] for command in commands]
     if own := code.own_of(about):
         names = " and ".join(_plain(path) for path in own.values())
-        intro = f"It imports {names}, which the last option permits: look at that code first. {intro.strip()}"
-        commands = [[*command, "--allow-import"] for command in commands]
+        permission = ["--allow-import"]
+        intro = f"It imports {names}, which {permission[0]} permits: look at that code first. {intro.strip()}"
+        commands = [[*command, *permission] for command in commands]
     return "\n".join([f"{intro.strip()}\n", *(f"    {' '.join(command)}" for command in commands), ""])
 
 
