@@ -19,7 +19,7 @@ from scipy import stats
 
 from idiolect import methods
 from idiolect.report.compare import interval
-from idiolect.report.measures import OF_NUMBERS, words
+from idiolect.report.measures import LESS_IS_BETTER, OF_NUMBERS, header
 from idiolect.reproduction import outcome_files, recipes, searches
 from idiolect.reproduction.outcomes import SeedResult
 from idiolect.reproduction.recipes import Cell, Choice, Recipe
@@ -118,7 +118,7 @@ class Found(NamedTuple):
     @property
     def sign(self) -> int:
         """-1 where less is better."""
-        return -1 if self.cell.reads in ("mse", "mae") else 1
+        return -1 if self.cell.reads in LESS_IS_BETTER else 1
 
     @property
     def mean(self) -> float:
@@ -149,11 +149,6 @@ def found(recipe: Recipe, source: str) -> dict[str, Found]:
     return there
 
 
-def number(one: Found, value: float, signed: bool = False) -> str:
-    """With one digit."""
-    return f"{value:{'+' if signed else ''}.1f}"
-
-
 def gains(one: Found, local: Found) -> pd.DataFrame:
     """How much better than Local, in points or units: seeds x clients."""
     return one.sign * (one.value_SK - local.value_SK)
@@ -176,10 +171,9 @@ def table(there: Mapping[str, Found]) -> list[str]:
     first = next(iter(there.values()))
     metric, local = first.cell.reads, there.get("local")
     numbers = metric in OF_NUMBERS
-    head = words(metric) if numbers else f"{words(metric)} %"
     more = ["MAE", "R2"] if numbers else (["Accuracy %"] if metric != "accuracy" else []) + ["ECE"]
     lines = [
-        f"| Method | {head} | worst tenth | {' | '.join(more)} | better than Local by | gain | lose | rate |",
+        f"| Method | {header(metric)} | worst tenth | {' | '.join(more)} | better than Local by | gain | lose | rate |",
         "| :-- | --: | --: |" + " --: |" * len(more) + " --: | --: | --: | --: |",
     ]
     best = max(there.values(), key=lambda one: one.sign * one.mean)

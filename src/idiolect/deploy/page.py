@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import numpy as np
@@ -32,17 +32,11 @@ def text(about: About, choice: Choice, y_N: Tensor) -> str:
     logp = choice.outputs
     right = {name: p.argmax(1) == y_N for name, p in logp.items()}
     figure = _calibration(logp, y_N)
-    count = participants(about)
-    shares = ", ".join(f"{name} {100 * share:.0f} %" for name, share in shares_of(about.site.weights))
     return render_page(
         "site.html",
         {"site-calibration": figure.spec | {"description": figure.title}},
         title=f"{about.method.title} at this site",
-        facts=[
-            ("Model", shares),
-            ("Samples", f"{len(y_N)}, of {len(set(y_N.tolist()))} of {len(about.classes)} classes"),
-            ("Clients in the federation", str(about.clients)) if count is None else ("Clients that trained", count),
-        ],
+        facts=facts(about, ("Samples", f"{len(y_N)}, of {len(set(y_N.tolist()))} of {len(about.classes)} classes")),
         why=about.site.why,
         score="Accuracy, %",
         points=", points",
@@ -57,19 +51,35 @@ def text(about: About, choice: Choice, y_N: Tensor) -> str:
     )
 
 
+def facts(about: About, *samples: tuple[str, str]) -> list[tuple[str, str]]:
+    """The facts at the top: what the model is made of, what is said of the samples, and the federation."""
+    assert about.site is not None
+    count = participants(about)
+    shares = ", ".join(f"{name} {100 * share:.0f} %" for name, share in shares_of(about.site.weights))
+    clients = ("Clients in the federation", str(about.clients)) if count is None else ("Clients that trained", count)
+    return [("Model", shares), *samples, clients]
+
+
+def compared(name: Ships, choice: Choice, change: Callable[[float], str]) -> dict[str, Any]:
+    """The cells of a model that compare it with the global one; ``change`` writes a difference."""
+    difference = choice.difference.get(name)
+    return {
+        "difference": None if difference is None else difference.mean,
+        "change": "" if difference is None else change(difference.mean),
+        "between": "" if difference is None else f"{change(difference.low)} to {change(difference.high)}",
+    }
+
+
 def _line(name: Ships, right: Mapping[Ships, Tensor], choice: Choice, ships: str) -> dict[str, Any]:
     accuracy = float(right[name].double().mean())
     low, high = (float(end) for end in wilson(np.array(accuracy), np.array(len(right[name]))))
-    difference = choice.difference.get(name)
     return {
         "name": name,
         "ships": name == ships,
         "score": accuracy,
         "text": f"{100 * accuracy:.1f}",
         "interval": f"{100 * low:.1f} to {100 * high:.1f}",
-        "difference": None if difference is None else difference.mean,
-        "change": "" if difference is None else f"{100 * difference.mean:+.1f}",
-        "between": "" if difference is None else f"{100 * difference.low:+.1f} to {100 * difference.high:+.1f}",
+        **compared(name, choice, lambda value: f"{100 * value:+.1f}"),
     }
 
 

@@ -11,9 +11,8 @@ from torch import Tensor
 
 from idiolect.core.objectives import OBJECTIVES, number
 from idiolect.deploy import numbers
-from idiolect.deploy.card import participants
-from idiolect.deploy.harm import Choice, Ships, shares_of
-from idiolect.deploy.page import COLOURS
+from idiolect.deploy.harm import Choice, Ships
+from idiolect.deploy.page import COLOURS, compared, facts
 from idiolect.deploy.schema import About
 from idiolect.report.figures.figure import Figure
 from idiolect.report.figures.vega_lite import TICKS, amounts, inline_data, tooltip
@@ -36,18 +35,15 @@ def text(about: About, choice: Choice, y_ND: Tensor) -> str:
     y_ND = numbers.unscaled(y_ND, about.targets)
     values = {name: numbers.unscaled(output, about.targets) for name, output in choice.outputs.items()}
     figure = _predicted(about, values, y_ND)
-    count = participants(about)
-    shares = ", ".join(f"{name} {100 * share:.0f} %" for name, share in shares_of(about.site.weights))
     return render_page(
         "site.html",
         {"site-predicted": figure.spec | {"description": figure.title}},
         title=f"{about.method.title} at this site",
-        facts=[
-            ("Model", shares),
+        facts=facts(
+            about,
             ("Samples", f"{len(y_ND)}"),
             ("Predicts", ", ".join(target.name for target in about.targets[:_NUMBERS])),
-            ("Clients in the federation", str(about.clients)) if count is None else ("Clients that trained", count),
-        ],
+        ),
         why=about.site.why,
         score=_SCORE.header,
         points="",
@@ -64,16 +60,13 @@ def text(about: About, choice: Choice, y_ND: Tensor) -> str:
 def _line(name: Ships, value_ND: Tensor, y_ND: Tensor, choice: Choice, ships: Ships) -> dict[str, Any]:
     """A row of the first table."""
     measured = errors_of_numbers.of_predictions(value_ND, y_ND)
-    difference = choice.difference.get(name)
     return {
         "name": name,
         "ships": name == ships,
         "score": measured["mse"],
         "text": number(measured["mse"]),
         "interval": f"{number(measured['mse_low'])} to {number(measured['mse_high'])}",
-        "difference": None if difference is None else difference.mean,
-        "change": "" if difference is None else _SCORE.change(difference.mean),
-        "between": "" if difference is None else f"{_SCORE.change(difference.low)} to {_SCORE.change(difference.high)}",
+        **compared(name, choice, _SCORE.change),
     }
 
 

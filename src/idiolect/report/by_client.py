@@ -15,7 +15,7 @@ from idiolect.core.arrow_tables import to_frame
 from idiolect.core.errors import InputError, listed, nearest
 from idiolect.core.objectives import number
 from idiolect.report.common_clients import names
-from idiolect.report.measures import OF_NUMBERS, class_of, everybody, requested, why_missing, words
+from idiolect.report.measures import LESS_IS_BETTER, OF_NUMBERS, class_of, everybody, requested, why_missing, words
 from idiolect.report.rows import summary
 from idiolect.runs import predictions
 from idiolect.runs.folder import PREDICTIONS_FILE
@@ -26,7 +26,6 @@ from idiolect.statistics.intervals import wilson
 # M methods, S seeds, K clients, R test samples of all clients
 
 _LEVEL = 0.05
-_LESS_IS_BETTER = ("loss", "brier", "calibration_error", "mse", "mae", "interval_width", "interval_score")
 PER_CLASS = re.compile(r"(\w+)\[(\d+)\]")
 """A metric of one class, as ``recall[3]``."""
 
@@ -234,7 +233,7 @@ def _merit(measure: str, value_MK: NDArray[np.float64]) -> NDArray[np.float64]:
     name = measure.removeprefix("validation_").partition("[")[0]
     if name == "coverage":
         return -np.abs(value_MK - LEVEL)
-    return -value_MK if name in _LESS_IS_BETTER else value_MK
+    return -value_MK if name in LESS_IS_BETTER else value_MK
 
 
 class _Table:

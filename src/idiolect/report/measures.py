@@ -24,6 +24,8 @@ _UNLABELLED = "its test samples have no label, and none is predicted"
 _SHORT = {"auroc": "AUROC", "micro_f1": "Micro F1", "macro_f1": "Macro F1", "mse": "MSE", "mae": "MAE", "r2": "R2"}
 OF_NUMBERS = ("mse", "mae", "r2", "interval_width", "interval_score")
 """The metrics of predicted numbers, which are no shares."""
+LESS_IS_BETTER = ("loss", "brier", "calibration_error", "mse", "mae", "interval_width", "interval_score")
+"""Of the metrics, those of which less is better."""
 _CLASS_OF = {"specificity": 0, "sensitivity": 1}
 
 

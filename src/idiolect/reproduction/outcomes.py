@@ -11,7 +11,7 @@ import numpy as np
 
 from idiolect import report
 from idiolect.core.errors import InputError
-from idiolect.report.measures import OF_NUMBERS
+from idiolect.report.measures import LESS_IS_BETTER, OF_NUMBERS
 from idiolect.report.rows import per_seed
 from idiolect.reproduction.recipes import Cell
 from idiolect.reproduction.seed_runs import SeedRun, divergence_message
@@ -233,9 +233,8 @@ def seed_result(cell: Cell, folder: Path) -> SeedResult:
     if of_clients.empty:
         raise InputError(f"{folder} has no {cell.reads} of {protocol}: delete the folder and run the recipe again")
     (value,) = per_seed(run, of_clients)
-    numbers = cell.reads in OF_NUMBERS
-    factor, value_K = 1 if numbers else 100, of_clients.set_index("client")["value"]
-    worst = value_K.nlargest if numbers and cell.reads != "r2" else value_K.nsmallest
+    factor, value_K = 1 if cell.reads in OF_NUMBERS else 100, of_clients.set_index("client")["value"]
+    worst = value_K.nlargest if cell.reads in LESS_IS_BETTER else value_K.nsmallest
     facts = {
         "per_client": factor * float(value_K.mean()),
         "per_row": factor * float(np.average(value_K, weights=value_K.index.map(run.test_rows))),
