@@ -81,16 +81,14 @@ def _crowd(machines: Machines, what: str, count: int) -> Iterator[None]:
         opened = list[socket.socket]()
         while not over.is_set():
             with suppress(OSError):
-                one = _idle(host)
-                if what == "half a handshake":
-                    one.sendall(_HELLO)
-                elif what == "garbage":
-                    one.sendall(random.Random(len(opened)).randbytes(3000))
-                if what == "closed at once":
-                    _reset(one)
-                else:
-                    opened.append(one)
+                opened.append(_idle(host))
                 begun.set()
+                if what == "half a handshake":
+                    opened[-1].sendall(_HELLO)
+                elif what == "garbage":
+                    opened[-1].sendall(random.Random(len(opened)).randbytes(3000))
+                elif what == "closed at once":
+                    _reset(opened.pop())
             if len(opened) >= count:
                 begun.set()
                 over.wait(0.2)
