@@ -12,6 +12,7 @@ from idiolect.training.sharing import shared
 from idiolect.training.supervised import (
     ModelPart,
     batch_features,
+    class_counts,
     features,
     log_softmax_of,
     row_losses,
@@ -28,6 +29,7 @@ __all__ = [
     "averaging",
     "batch_features",
     "batches",
+    "class_counts",
     "cross_entropy_mean",
     "features",
     "groups",
