@@ -4,6 +4,7 @@ from idiolect.training.averaging import add, averaging
 from idiolect.training.batches import Batch, batches, groups, inner, rows
 from idiolect.training.client_state import Personal, joins_by_training, own_or, stateless, trained, untrained
 from idiolect.training.optimisers import optimiser_state
+from idiolect.training.personal_weights import with_personal_weights
 from idiolect.training.preprocessing import Preprocessing
 from idiolect.training.requirements import require_classes, require_sgd, require_unweighted
 from idiolect.training.settings import training_of
@@ -53,4 +54,5 @@ __all__ = [
     "trained_loss",
     "training_of",
     "untrained",
+    "with_personal_weights",
 ]
