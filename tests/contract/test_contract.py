@@ -223,7 +223,7 @@ def test_what_is_to_be_drawn_is_reported(name: str) -> None:
 OTHER = {
     "head_epochs": 3, "predict_with": {"fedcr": "logits", "fedproto": "prototypes"}, "tuning_epochs": 2,
     "joining_steps": 1, "samples": 2, "tune_body": True, "personal": "own", "folds": 2, "share_samples": 1.0,
-    "min_count_adapt": 1, "drop_last_adapt": True, "tuning": "all",
+    "min_count_adapt": 1, "drop_last_adapt": True, "tuning": "all", "tuning_steps": 2,
 }  # fmt: skip
 
 

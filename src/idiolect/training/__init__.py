@@ -4,6 +4,7 @@ from idiolect.training.averaging import add, averaging
 from idiolect.training.batches import Batch, batches, groups, inner, only, rows
 from idiolect.training.client_state import Personal, joins_by_training, own_or, stateless, trained, untrained
 from idiolect.training.optimisers import optimiser_state
+from idiolect.training.personal_weights import with_personal_weights
 from idiolect.training.preprocessing import Preprocessing
 from idiolect.training.prototypes import batches_of_pairs, pairs, prototypes, upload
 from idiolect.training.requirements import require_classes, require_linear_head, require_sgd, require_unweighted
@@ -13,6 +14,7 @@ from idiolect.training.sharing import shared
 from idiolect.training.supervised import (
     ModelPart,
     batch_features,
+    class_counts,
     features,
     log_softmax_of,
     row_losses,
@@ -30,6 +32,7 @@ __all__ = [
     "batch_features",
     "batches",
     "batches_of_pairs",
+    "class_counts",
     "cross_entropy_mean",
     "features",
     "groups",
@@ -58,4 +61,5 @@ __all__ = [
     "training_of",
     "untrained",
     "upload",
+    "with_personal_weights",
 ]
