@@ -37,7 +37,10 @@ TEST = np.random.default_rng(5).normal(size=(7, o.INPUTS))
 def recorded(f: r.Files) -> Method:
     eta, percent, tensors, threshold, epochs, lr = f["options"].tolist()
     task = r.task(SGD(lr, 0.0, 0.0), int(epochs))
-    options = {"lr": eta, "share": percent / 100, "layers": int(tensors) // 2, "threshold": threshold}
+    most = max(int(v.max()) for name, v in f.items() if name.endswith("/epochs"))
+    options = {
+        "lr": eta, "share": percent / 100, "layers": int(tensors) // 2, "threshold": threshold, "most_passes": most + 1
+    }  # fmt: skip
     task = replace(task, training=replace(task.training, drop_last=True))
     return methods.build("fedala", {"preset": "official", **options}, task)
 
