@@ -199,7 +199,8 @@ def test_a_run_says_once_that_a_network_has_nothing_to_keep(tmp_path: Path, capl
     how: dict[str, Any] = {"dataset": "digits", "clients": 3, "keep": 12, "rounds": 1, "local_epochs": 1}
     with caplog.at_level(logging.WARNING):
         for model, seeds in (("mlp:hidden=6", (0, 1)), ("mlp:hidden=5", (0,))):
-            idl.run(idl.Study(methods=["fedbn", "fedavg"], model=model, seeds=seeds, **how), engine="sequential")
+            study = idl.Study(methods=["fedbn", "fedavg"], model=model, seeds=seeds, **how)
+            idl.run(study, tmp_path / str(len(seeds)), engine="sequential")
     said = [record.message for record in caplog.records if "fedbn" in record.message]
     assert len(said) == 2
     assert all(s.startswith("method fedbn: the network has no normalisation layer") and "norm=" in s for s in said)
