@@ -136,9 +136,9 @@ def ccvr(
             logit_BC = network.logits(head, z_Md[batch.at_B])
             return cross_entropy_mean(logit_BC, y_M[batch.at_B], batch.used_B), ()
 
-        plan = torch.arange(len(y_M)).repeat(calibration_epochs, 1).split(task.training.batch_size, 1)
-        parts = [at_B for epoch in range(calibration_epochs) for at_B in (part[epoch] for part in plan)]
-        return sgd(loss, head, [Batch(at, torch.ones(len(at)), s, key) for s, at in enumerate(parts)], rule)[0]  # [5]
+        every = [*torch.split(torch.arange(len(y_M)), task.training.batch_size)] * calibration_epochs
+        plan = [Batch(at_B, torch.ones(len(at_B)), step, key) for step, at_B in enumerate(every)]
+        return sgd(loss, head, plan, rule)[0]  # [5]
 
     def aggregate(server: Server, up: Reduced, ids: Tensor) -> tuple[Server, dict[str, Tensor]]:
         report: Report = up.value
