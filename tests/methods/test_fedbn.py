@@ -27,6 +27,7 @@ from idiolect.core.errors import InputError
 from idiolect.core.method import SGD, Model, Task, Training
 from idiolect.core.network import BatchMoments, Network
 from idiolect.core.reduction import reduced
+from idiolect.methods import profile
 from idiolect.training.personal_weights import WithWeights
 
 ROWS = [(x, y) for x, y in o.federation() if len(y) % o.BATCH != 1]  # torch refuses a batch of one row
@@ -223,3 +224,11 @@ def test_a_head_can_stay_too() -> None:
     assert {*whole(up.value)} == {*whole(down.shared)}
     kept = len(tree.leaves(state))
     assert kept == 2 + 2 + 2  # head, norm, and two flags
+
+
+@pytest.mark.parametrize(("make", "kept"), [(group_norm, {"weights/body": "some of body"}), (o.make, {})])
+def test_what_the_lists_say_is_of_the_network_asked_about(make: Any, kept: dict[str, str]) -> None:
+    about = profile.of("fedbn", {}, Network(make, (o.INPUTS,)), o.CLASSES, 5)
+    assert about.client.parts == kept
+    assert bool(about.note) == (not kept)
+    assert about.joins_by == ("training" if kept else "what it receives")
