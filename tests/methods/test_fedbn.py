@@ -27,6 +27,7 @@ from idiolect.core.errors import InputError
 from idiolect.core.method import SGD, Model, Task, Training
 from idiolect.core.network import BatchMoments, Network
 from idiolect.core.reduction import reduced
+from idiolect.methods import profile
 from idiolect.training.personal_weights import WithWeights
 
 ROWS = [(x, y) for x, y in o.federation() if len(y) % o.BATCH != 1]  # torch refuses a batch of one row
@@ -199,7 +200,8 @@ def test_a_run_says_once_that_a_network_has_nothing_to_keep(tmp_path: Path, capl
     how: dict[str, Any] = {"dataset": "digits", "clients": 3, "keep": 12, "rounds": 1, "local_epochs": 1}
     with caplog.at_level(logging.WARNING):
         for model, seeds in (("mlp:hidden=6", (0, 1)), ("mlp:hidden=5", (0,))):
-            idl.run(idl.Study(methods=["fedbn", "fedavg"], model=model, seeds=seeds, **how), engine="sequential")
+            study = idl.Study(methods=["fedbn", "fedavg"], model=model, seeds=seeds, **how)
+            idl.run(study, tmp_path / str(len(seeds)), engine="sequential")
     said = [record.message for record in caplog.records if "fedbn" in record.message]
     assert len(said) == 2
     assert all(s.startswith("method fedbn: the network has no normalisation layer") and "norm=" in s for s in said)
@@ -222,3 +224,11 @@ def test_a_head_can_stay_too() -> None:
     assert {*whole(up.value)} == {*whole(down.shared)}
     kept = len(tree.leaves(state))
     assert kept == 2 + 2 + 2  # head, norm, and two flags
+
+
+@pytest.mark.parametrize(("make", "kept"), [(group_norm, {"weights/body": "some of body"}), (o.make, {})])
+def test_what_the_lists_say_is_of_the_network_asked_about(make: Any, kept: dict[str, str]) -> None:
+    about = profile.of("fedbn", {}, Network(make, (o.INPUTS,)), o.CLASSES, 5)
+    assert about.client.parts == kept
+    assert bool(about.note) == (not kept)
+    assert about.joins_by == ("training" if kept else "what it receives")

@@ -26,7 +26,21 @@ from idiolect.simulation import label_measures
 from idiolect.statistics import covariance
 from idiolect.training import trial
 
-OF_CLASSES = {"fedcr", "fedlda", "fedpac", "fedproto", "fedrod", "fedsr", "knnper", "pfedfda"}
+OF_CLASSES = {
+    "ccvr",
+    "fd",
+    "fedcr",
+    "fedgen",
+    "fedlc",
+    "fedlda",
+    "fedntd",
+    "fedpac",
+    "fedproto",
+    "fedrod",
+    "fedsr",
+    "knnper",
+    "pfedfda",
+}
 LABELS = ("red", "big", "rare")
 
 
