@@ -29,7 +29,10 @@ from idiolect.simulation import Job, begin, fit
 from idiolect.training.server_optimisers import ServerAdam, ServerMomentum, ServerOptimiser
 
 EXACT = {"engines_agree", "resumes_exactly"}  # bits, so in float32 as users run; the rest compares sums, in float64
-OPTIONS: dict[str, dict[str, object]] = {"pfedhn": {"steps": 16}}  # so that 50 steps a client do not take their time
+OPTIONS: dict[str, dict[str, object]] = {
+    "pfedhn": {"steps": 16},  # so that 50 steps a client do not take their time
+    "floco": {"start_round": 1, "endpoints": 2},  # so that clients have regions after two rounds
+}
 
 
 @pytest.fixture(autouse=True)
