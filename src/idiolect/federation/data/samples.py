@@ -35,8 +35,9 @@ from idiolect.data.text.encoders import Ids
 from idiolect.data.text.tokens import Tokens, filled_up, tokens_of
 from idiolect.data.text.tokens import look as look_at_texts
 from idiolect.deploy.groups import group_numbers, group_of
-from idiolect.deploy.samples import Reader, labels
+from idiolect.deploy.samples import Reader
 from idiolect.deploy.schema import Inputs, Scale, TokensPart
+from idiolect.deploy.target_columns import labels
 from idiolect.deploy.units import scale_of
 from idiolect.federation.data.agreement import Agreement, Offer, Sums, data_of
 from idiolect.federation.data.division import divide

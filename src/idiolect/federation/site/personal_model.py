@@ -26,9 +26,10 @@ from idiolect.core.tree import Tree
 from idiolect.deploy import card, reference
 from idiolect.deploy.bundle import Bundle, Personal, about_features, write
 from idiolect.deploy.groups import scores_of
-from idiolect.deploy.make import about_of, provenance_of, with_memory, with_messages
+from idiolect.deploy.make import about_of, with_memory, with_messages
 from idiolect.deploy.numbers import errors_of, half_widths, scaled
 from idiolect.deploy.predict import number_table, prediction_table, threshold_of
+from idiolect.deploy.provenance import provenance_of
 from idiolect.deploy.samples import Samples
 from idiolect.deploy.schema import About, ClientPart, Evaluation, Site
 from idiolect.engines.threads import OneThread
