@@ -47,14 +47,15 @@ def table(
         half = torch.tensor(half_L, dtype=torch.float64)
         can_be_NL, can_lack_NL = (1 - p_NL <= half).numpy(), (p_NL <= half).numpy()
         is_there_NL = can_be_NL & ~can_lack_NL
-        columns[UNDECIDED] = _joined(can_be_NL == can_lack_NL, about.labels)
-    columns[LABELS] = _joined(is_there_NL, about.labels)
+        columns[UNDECIDED] = joined(can_be_NL == can_lack_NL, about.labels)
+    columns[LABELS] = joined(is_there_NL, about.labels)
     return pa.table(
         columns | {f"p_{name}": pa.array(p_N) for name, p_N in zip(about.labels, p_NL.numpy().T, strict=True)}
     )
 
 
-def _joined(is_there_NL: NDArray[np.bool_], names: Sequence[str]) -> pa.Array:
+def joined(is_there_NL: NDArray[np.bool_], names: Sequence[str]) -> pa.Array:
+    """The labels of each sample as a text."""
     texts = [
         BETWEEN.join(name for name, there in zip(names, row, strict=True) if there) for row in is_there_NL.tolist()
     ]

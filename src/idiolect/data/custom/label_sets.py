@@ -21,7 +21,7 @@ from idiolect.data.targets import Targets
 log = logging.getLogger(__name__)
 
 _ANSWERS = (("0", "1"), ("false", "true"), ("no", "yes"), ("n", "y"))
-_BETWEEN = "|;"
+BETWEEN = "|;"
 """What stands between the labels of a text; the first of these that any text has."""
 
 
@@ -130,7 +130,7 @@ def _parts(values: pd.Series[Any], what: str, alone: bool) -> list[set[str]]:
     """The labels of each row, from texts."""
     gone_R = missing(values, ("",))
     texts = ["" if gone else text_of(value) for value, gone in zip(values, gone_R, strict=True)]
-    between = next((mark for mark in _BETWEEN if any(mark in text for text in texts)), None)
+    between = next((mark for mark in BETWEEN if any(mark in text for text in texts)), None)
     if between is None and alone:
         return [{text} - {""} for text in texts]
     if between is None:
@@ -139,5 +139,6 @@ def _parts(values: pd.Series[Any], what: str, alone: bool) -> list[set[str]]:
             "lists or of texts with | between the labels; if it is a class, leave task out"
         )
     empty = f"; {gone_R.sum()} of {len(texts)} rows are empty, which says that they have none" if gone_R.any() else ""
-    log.warning("%s: %r stands between labels%s", what, between, empty)
+    if not alone:  # who knows the labels has read such texts before
+        log.warning("%s: %r stands between labels%s", what, between, empty)
     return [{part.strip() for part in text.split(between)} - {""} for text in texts]

@@ -15,7 +15,7 @@ from idiolect.core.objectives import TaskName
 from idiolect.data.custom.columns import NUMBER, by_value, missing, targets_in, text_of
 from idiolect.data.custom.form import Form, is_mark
 from idiolect.data.custom.images import EncodedImage
-from idiolect.data.custom.label_sets import has_lists
+from idiolect.data.custom.label_sets import BETWEEN, has_lists
 from idiolect.data.custom.numbers import MISSING
 from idiolect.data.custom.questions import question_in
 
@@ -67,7 +67,8 @@ def labelled_rows(
 
     It has none if a column of the target is empty there, or has the text ``?`` or a mark that ``missing`` names for
     that column; in a column of numbers also if it has one of the texts by which a feature is missing. In one column of
-    several labels, an empty cell says that the sample has none of them. Who reads on says if there is no such column.
+    several labels, an empty cell says that the sample has none of them; where the task is not known, that is one whose
+    texts have ``|`` or ``;``. Who reads on says if there is no such column.
 
     Args:
         frame: the table.
@@ -114,8 +115,8 @@ def rows_with_target(
     Raises:
         InputError: as ``labelled_rows``.
     """
-    sets = task == "multilabel" and len(columns) == 1
-    by_column = {name: _gone(values, (marks or {}).get(name, ()), sets) for name, values in columns.items()}
+    sets = len(columns) == 1 and task in (None, "multilabel")
+    by_column = {name: _gone(values, (marks or {}).get(name, ()), sets, task) for name, values in columns.items()}
     gone_R: NDArray[np.bool_] = np.any(list(by_column.values()), axis=0)
     if not gone_R.any():
         return None
@@ -140,14 +141,17 @@ def marks_among(texts: Collection[str], marks: Collection[str]) -> tuple[str, ..
     return every if known and all(NUMBER.fullmatch(text) for text in known) else ("", UNKNOWN, *marks)
 
 
-def _gone(values: pd.Series[Any], marks: Sequence[str], sets: bool) -> NDArray[np.bool_]:
-    """For each row (R,) whether the target is missing."""
+def _gone(values: pd.Series[Any], marks: Sequence[str], sets: bool, task: TaskName | None) -> NDArray[np.bool_]:
+    """For each row (R,) whether the target is missing; ``sets`` may be texts with several labels."""
     if pd.api.types.is_numeric_dtype(values):
         mark_R: NDArray[np.bool_] = is_mark(values, marks).to_numpy(np.bool_)
         return missing(values) | mark_R
     values = values.astype(object)
     empty_R = missing(values, ("",))
     text_R = by_value(text_of, values[~empty_R])
+    different = set(text_R)
+    if task is None:
+        sets = sets and any(mark in text for text in different for mark in BETWEEN)
     gone_R = np.zeros(len(values), np.bool_) if sets and not has_lists(values) else empty_R.copy()
-    gone_R[~empty_R] = np.isin(text_R.astype(str), marks_among(set(text_R), marks))
+    gone_R[~empty_R] = np.isin(text_R.astype(str), marks_among(different, marks))
     return gone_R

@@ -117,10 +117,6 @@ def study_for(path: Path, federation: str) -> SiteStudy:
             f"{path}: protocol threshold={study.protocol.threshold} is for a simulation as yet, and sites predict the "
             "more probable class: leave threshold out"
         )
-    if study.task == "multilabel":
-        raise InputError(
-            f"{path}: task multilabel is for a simulation as yet, and sites learn a class or numbers: leave task out"
-        )
     if study.precision != "float32":
         raise InputError(
             f"{path}: precision {study.precision} is for a simulation, and sites train in float32: leave precision out"
