@@ -118,7 +118,7 @@ def ccvr(
         z_Nd = torch.where(data.real_N[:, None] > 0, z_Nd, 0).double()
         hot_NC = weights_by_class(y_N, data.real_N, task.classes)
         n_C, sum_Cd = hot_NC.sum(0), hot_NC.T @ z_Nd  # [1]
-        outer_Cdd = torch.einsum("nc,nd,ne->cde", hot_NC, z_Nd, z_Nd)  # [1]
+        outer_Cdd = torch.stack([(z_Nd * hot_N[:, None]).T @ z_Nd for hot_N in hot_NC.T])  # [1]
         if covariance == "biased":  # in [3] the same as n_ic in place of n_ic - 1 below each client's covariance
             own_Cd = sum_Cd / n_C.clamp(min=1)[:, None]
             spread_Cdd = outer_Cdd / n_C.clamp(min=1)[:, None, None] - own_Cd[:, :, None] * own_Cd[:, None]
