@@ -162,7 +162,7 @@ def page(name: str, known: Anatomy) -> str:
         "N samples.",
     ]
     if known.note:
-        out += ["", f"On this network: {known.note}."]
+        out += ["", f"{_upper(known.note)}."]
     out += ["", "## Notes", ""]
     for paragraph in doc.prose:
         out += [_prose(paragraph), ""]

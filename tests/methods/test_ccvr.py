@@ -55,7 +55,7 @@ def test_recorded_rounds(covariance: str, monkeypatch: pytest.MonkeyPatch) -> No
     ups = [method.local(o.one(method, server, k), (), r.training(f, k), o.key(k))[1] for k in range(r.CLIENTS)]
     n_KC, mean_KCd, cov_KCdd = (f[f"clients/{name}"] for name in ("counts", "means", "covariances"))
     for k, up in enumerate(ups):
-        close(up.value.n_C, n_KC[k])
+        close(up.weight.n_C, n_KC[k])
         close(up.value.sum_Cd, n_KC[k][:, None] * mean_KCd[k], rtol=0, atol=1e-4)  # of means to 1e-5
         if covariance == "biased":
             for c in range(4):
@@ -138,6 +138,15 @@ def test_draws_have_the_mean_and_the_covariance_that_they_are_asked_for(rank: in
     assert len(np.unique(y[:100])) == 2  # in a random order
 
 
+@pytest.mark.parametrize("values", [(-1.0, -0.5, -1e-12), (2.0, -3.0, 0.0), (0.0, 0.0, 0.0)])
+def test_a_covariance_that_noise_has_made_indefinite_is_no_nan(values: tuple[float, ...]) -> None:
+    cov = torch.diag(torch.tensor(values))[None]
+    z, _ = ccvr.draw(torch.ones(1, 3), cov, torch.tensor([0]), 50, o.key())
+    assert bool(torch.isfinite(z).all())
+    for at, value in enumerate(values):
+        assert bool((z[:, at] == 1).all()) == (value <= 0)
+
+
 # --- traps ------------------------------------------------------------------------------------------------------------
 
 
@@ -153,7 +162,8 @@ def test_the_covariance_is_of_all_samples_wherever_they_are(at: int) -> None:
     x, y = ROWS[0]
     halves = [report(x[:at], y[:at]), report(x[at:], y[at:])]
     together = report(x, y)
-    for name in ("n_C", "sum_Cd", "outer_C"):
+    close(sum(up.weight.n_C for up in halves), together.weight.n_C)
+    for name in ("sum_Cd", "outer_C"):
         close(sum(getattr(up.value, name) for up in halves), getattr(together.value, name), rtol=1e-9, atol=1e-9)
 
 

@@ -91,7 +91,7 @@ def test_recorded_rounds(monkeypatch: pytest.MonkeyPatch) -> None:
             r.same(tree.add(server.model, ups[-1].value.increment), r.model(f, f"{at}/clients", place))
             rate[client] = float(f[f"{at}/client/{client}/next_lr"])
         seen_mC = torch.stack([up.value.seen_C for up in ups])
-        close((seen_mC / seen_mC.sum(0)).T, f[f"{at}/label_weights"], **r.EXACT)
+        close(((1 + seen_mC) / (1 + seen_mC).sum(0)).T, f[f"{at}/label_weights"], **r.EXACT)
         server, _ = method.aggregate(server, reduced(method.reduce, tree.stack(ups)), torch.tensor(ids))
         r.same(server.model, r.model(f, f"{at}/server"))
         want = generator(f, f"{at}/generator")
@@ -165,7 +165,7 @@ def test_a_client_by_hand(options: dict[str, Any], number: int) -> None:
     for got, name in zip(tree.leaves(up.value.increment), ("W", "b", "U", "c"), strict=True):
         close(got, end[name] - START[name])
     close(up.value.head["weight"], end["U"])
-    close(up.value.seen_C, 1 + np.bincount(np.concatenate([y[rows] for rows in plan]), minlength=o.CLASSES))
+    close(up.value.seen_C, np.bincount(np.concatenate([y[rows] for rows in plan]), minlength=o.CLASSES))
 
 
 @pytest.mark.parametrize("teacher", ["logits", "losses", "product"])
@@ -179,7 +179,7 @@ def test_the_server_by_hand(options: dict[str, Any], teacher: str) -> None:
     for ids in ((0, 1, 3), (1, 4)):
         before, falling = server, options.get("decay", 0.98) ** float(server.round)
         server, _, up, _ = o.round_of(method, server, dict.fromkeys(ids, ()), ROWS)
-        heads, seen_mC = up.value.head, up.value.seen_C
+        heads, seen_mC = up.value.head, 1 + up.value.seen_C
         known = torch.tensor([c for c in range(o.CLASSES) if any(c in ROWS[k][1] for k in ids)])
         key = fedgen.keys.fold(before.key, before.round.long())
         for step in range(4):
@@ -266,6 +266,17 @@ def test_the_generator_learns_no_class_that_nobody_has(lacking: tuple[int, ...])
         patch.setattr(fedgen, "server_draws", lambda *a: seen.append(original(*a)[0]) or original(*a))
         o.round_of(method, server, {0: ()}, [(x[keep], y[keep])])
     assert {*torch.cat(seen).tolist()} <= {*range(4)} - {*lacking}
+
+
+@pytest.mark.parametrize("factor", [1e-3, 0.0, -1.0])
+def test_counts_that_were_changed_on_their_way_are_no_error(factor: float) -> None:
+    """As by a bound on the norm of uploads, or by noise."""
+    method = methods.build("fedgen", SMALL | {"teacher": "losses"}, o.task())
+    server = started(method)
+    _, _, up, _ = o.round_of(method, server, {0: (), 1: ()}, ROWS)
+    value = tree.map(lambda a: factor * a, up.value)
+    after, _ = method.aggregate(server, reduced(method.reduce, up._replace(value=value)), torch.tensor([0, 1]))
+    assert tree.not_finite(after) is None
 
 
 @pytest.mark.parametrize("pattern", ["head", "body", "*.bias"])

@@ -51,12 +51,17 @@ class Report(NamedTuple):
 
     model: Model
     """The increment of the model."""
-    n_C: Tensor
-    """Samples of each class."""
     sum_Cd: Tensor
-    """Sums of their features, float64."""
+    """Sums of the features of each class, float64."""
     outer_C: Tensor
     """Packed (C, d (d + 1) / 2): sums of z z', float64."""
+
+
+class Counts(NamedTuple):
+    """What weighs it."""
+
+    n: Tensor
+    n_C: Tensor
 
 
 def ccvr(
@@ -86,9 +91,9 @@ def ccvr(
     statistics are of the model that it began with, and of its participants. So what is predicted with after T rounds
     is the calibrated model of T - 1 rounds. Run one more, and let all clients take part in it.
 
-    Up: the increment w_i - w, weighted by n_i samples; n_ic (C), s_ic (C, d) and Q_ic (C, d (d + 1) / 2), plain sums:
-    large for many classes or features. Down: w; body and head of [7]. At the client: nothing. A new client takes the
-    calibrated model as it is.
+    Up: the increment w_i - w, weighted by n_i samples; s_ic (C, d) and Q_ic (C, d (d + 1) / 2), plain sums, with n_ic
+    beside them: large for many classes or features. Down: w; body and head of [7]. At the client: nothing. A new client
+    takes the calibrated model as it is.
 
     Args:
         task: the problem.
@@ -118,7 +123,7 @@ def ccvr(
         z_Nd = torch.where(data.real_N[:, None] > 0, z_Nd, 0).double()
         hot_NC = weights_by_class(y_N, data.real_N, task.classes)
         n_C, sum_Cd = hot_NC.sum(0), hot_NC.T @ z_Nd  # [1]
-        outer_Cdd = torch.einsum("nc,nd,ne->cde", hot_NC, z_Nd, z_Nd)  # [1]
+        outer_Cdd = torch.stack([(z_Nd * hot_N[:, None]).T @ z_Nd for hot_N in hot_NC.T])  # [1]
         if covariance == "biased":  # in [3] the same as n_ic in place of n_ic - 1 below each client's covariance
             own_Cd = sum_Cd / n_C.clamp(min=1)[:, None]
             spread_Cdd = outer_Cdd / n_C.clamp(min=1)[:, None, None] - own_Cd[:, :, None] * own_Cd[:, None]
@@ -127,9 +132,9 @@ def ccvr(
 
     def local(down: Down, client: Any, data: Data, key: Tensor) -> tuple[Any, Up, dict[str, Tensor]]:
         w: Model = down.shared.model
-        moments = statistics(w, data)  # [1]
+        n_C, *sums = statistics(w, data)  # [1]
         model, loss = train_model(task, w, data, key)  # [2]
-        return client, Up(Report(tree.sub(model, w), *moments), data.real_N.sum()), {"train_loss": loss}
+        return client, Up(Report(tree.sub(model, w), *sums), Counts(data.real_N.sum(), n_C)), {"train_loss": loss}
 
     def calibrate(head: Weights, z_Md: Tensor, y_M: Tensor, key: Tensor) -> Weights:
         def loss(head: Weights, batch: Batch) -> tuple[Tensor, tuple[()]]:
@@ -141,11 +146,11 @@ def ccvr(
         return sgd(loss, head, plan, rule)[0]  # [5]
 
     def aggregate(server: Server, up: Reduced, ids: Tensor) -> tuple[Server, dict[str, Tensor]]:
-        report: Report = up.value
+        report, n_C = up.value, up.weight.n_C
         body, head = server.model
-        classes = (report.n_C > 1).nonzero()[:, 0]
+        classes = (n_C > 1).nonzero()[:, 0]
         if len(classes):
-            mean_Cd, cov_Cdd = pooled(report.n_C, report.sum_Cd, report.outer_C)  # [3]
+            mean_Cd, cov_Cdd = pooled(n_C, report.sum_Cd, report.outer_C)  # [3]
             z_Md, y_M = draw(mean_Cd, cov_Cdd, classes, per_class, keys.fold(server.key, "draw"))  # [4]
             head = calibrate(head, z_Md.to(torch.get_default_dtype()), y_M, server.key)  # [5]
         model = tree.add(server.model, report.model)  # [6]
@@ -154,7 +159,7 @@ def ccvr(
     def predict(down: Down, client: Any, x_B: Tensor) -> Tensor:
         return log_softmax_of(task, down.shared.calibrated, x_B)  # [7]
 
-    parts = Report(model=reduce.increment(), n_C=reduce.sum(), sum_Cd=reduce.sum(), outer_C=reduce.sum())  # [3] [6]
+    parts = Report(model=reduce.increment("n"), sum_Cd=reduce.sum(), outer_C=reduce.sum())  # [3] [6]
     return Method(init_server, stateless, send, local, parts, aggregate, unchanged, predict)
 
 
@@ -170,6 +175,7 @@ def draw(mean_Cd: Tensor, cov_Cdd: Tensor, classes: Tensor, count: int, key: Ten
     """So many features of each of these classes, and their labels, in a random order."""
     value_Cd, vector_Cdd = torch.linalg.eigh(cov_Cdd[classes])
     # a covariance of few samples has eigenvalues of 0, and the root of what rounding makes of these would be noise
+    value_Cd = value_Cd.clamp(min=0)
     value_Cd = torch.where(value_Cd > _ROUNDING * value_Cd.amax(1, keepdim=True), value_Cd, 0)
     root_Cdd = (vector_Cdd * value_Cd.sqrt()[:, None]) @ vector_Cdd.mT
     noise_CMd = keys.normal(key, (len(classes), count, mean_Cd.shape[1]), mean_Cd.dtype)

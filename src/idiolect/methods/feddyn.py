@@ -56,9 +56,9 @@ def feddyn(
     Args:
         task: the problem.
         alpha: weight of the regulariser (the paper tunes it in {0.1, 0.01, 0.001}; released code: 0.01 for CIFAR-10).
-        samples_per_client: n, the mean number of training samples of all K clients. With it, alpha_i = alpha n / n_i
-            (released code), where a server that has never asked for numbers of samples cannot know n. None: one alpha
-            for all, as in the paper. The same where all clients have equally many.
+        samples_per_client: n, the mean number of training samples of all K clients, which no client knows by itself.
+            With it, alpha_i = alpha n / n_i, as in the released code. None: one alpha for all, as in the paper, which
+            is the same where all clients have equally many.
         predict_with: "server" is the model that is sent; "mean" is that of the round's participants before h is added,
             which the released code tests too.
 

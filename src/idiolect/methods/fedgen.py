@@ -81,7 +81,7 @@ class Report(NamedTuple):
     head: Weights
     """As trained, for the generator."""
     seen_C: Tensor
-    """1 + the samples of each class that it trained on."""
+    """The samples of each class that it trained on, in each step anew."""
 
 
 def fedgen(
@@ -106,7 +106,7 @@ def fedgen(
         v <- SGD(CE(v; x, y) + alpha_t r CE(head_v G(y', e')) + beta_t KL(head_v G(y, e) || v(x)))            [1]
         y' uniform over all classes, e and e' uniform in [0, 1);  r generated samples for each real one       [2]
         alpha_t = max(0.0001, alpha decay^t), beta_t alike; both 0 in the first round                         [3]
-    Server, over the round's participants k, with u_ky the share of k in the samples of class y:
+    Server, over the round's participants k, with u_ky the share of k in the samples of class y, each number plus 1:
         G <- Adam(teacher + diversity exp(-mean_ij |e_i - e_j|^2 |G_i - G_j|)), y of classes that are known   [4]
         teacher: CE of the mean of the heads' logits of G(y, e)                               "logits"        [5]
         or the sum over k of the mean of u_ky CE(head_k G(y, e)) over rows                    "losses"        [6]
@@ -117,8 +117,8 @@ def fedgen(
     that a head takes. In [4], y is uniform over the classes that a participant trained on, and the norms are means over
     dimensions. In [1] G is constant and normalises by running averages, and the first part of KL is constant.
 
-    Up: the increment of the model, weighted by n_k samples; the trained head and (C) numbers of samples, of each
-    participant. Down: w, G. At the client: nothing. A new client takes the global model as it is.
+    Up: the increment of the model, weighted by n_k samples; the trained head and the numbers of samples of each class
+    (C), of each participant. Down: w, G. At the client: nothing. A new client takes the global model as it is.
 
     Args:
         task: the problem.
@@ -186,7 +186,7 @@ def fedgen(
             return total, (error, batch.used_B.sum(), seen_C, made)
 
         model, extras = sgd(loss, w, batches(data, training, key, steps=steps), training.optimiser)  # [1]
-        seen_C = 1 + torch.stack([s[2] for s in extras]).sum(0)
+        seen_C = torch.stack([s[2] for s in extras]).sum(0)
         info = {
             "train_loss": trained_loss([s[:2] for s in extras]),
             "generated_loss": trained_loss([(s[3], s[1]) for s in extras]),
@@ -196,8 +196,10 @@ def fedgen(
     def aggregate(server: Server, up: Reduced, ids: Tensor) -> tuple[Server, dict[str, Tensor]]:
         report: Report = up.value
         heads = [tree.rows(report.head, k) for k in range(len(ids))]
-        share_mC = report.seen_C / report.seen_C.sum(0)
-        known = (report.seen_C.amax(0) > 1).nonzero()[:, 0]
+        seen_mC = report.seen_C.clamp(min=0)  # below it where noise was added on the way
+        share_mC = (1 + seen_mC) / (1 + seen_mC).sum(0)  # [6] [7]
+        known = (seen_mC.amax(0) > 0).nonzero()[:, 0]
+        known = known if len(known) else torch.arange(classes)
         key = keys.fold(server.key, server.round.long())
 
         def taught(z_Bd: Tensor, y_B: Tensor) -> Tensor:

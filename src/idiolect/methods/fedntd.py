@@ -56,8 +56,8 @@ def fedntd(
         square_temperature: whether the distillation is multiplied by tau^2 (released code; the same with tau 1).
 
     Source: the paper's equations 3 to 5; released code (Lee-Gihun/FedNTD).
-    Differs from source: in nothing else. The released code's rate falls by 1 % a round, here a study's schedule does
-    that: ``lr_schedule: exponential:factor=0.99``.
+    Differs from source: the released code lowers the rate by 1 % after every round; here a study's
+    ``lr_schedule: exponential:factor=0.99`` does that.
     """
     require_classes(task, "fedntd", "it distils the classes that a sample is not")
     network, least = task.network, torch.finfo(torch.float32).min / 2
