@@ -278,7 +278,7 @@ def test_a_chunk_that_does_not_fit_is_halved(monkeypatch: pytest.MonkeyPatch) ->
         return run(self, round, ids, *rest)
 
     monkeypatch.setattr(vectorised.Chunks, "_local", limited)
-    monkeypatch.setattr(groups, "_PADDING_PART", 1)  # all together
+    monkeypatch.setattr(vectorised, "plan", lambda rows, padding: plan(rows, 1.0))  # all together
     ours = _run(_job("fedper"), Vectorised(device="cpu"), 2)
     _agree(ours, _plain(_job("fedper"), 2), 1e-4)
     assert tried == [4, 2, 2, 2, 2]  # the second round knows

@@ -41,8 +41,8 @@ _OWN, _ROW = Down(None, 0), Data(None, None, 0, 0, None, None, None)  # type: ig
 class Vectorised:
     """Clients in chunks, each chunk computed together by torch.func.vmap: for a GPU.
 
-    It agrees with ``Sequential`` except for rounding. All samples are on the device, and the server is on the host, which
-    waits only between chunks (inside a chunk once, for a method that solves an eigenproblem). Clients of similar size
+    It agrees with ``Sequential`` except for rounding. All samples are on the device, the server is on the host. Both
+    wait only between chunks (inside a chunk once, for a method that solves an eigenproblem). Clients of similar size
     are in one chunk: at most a tenth of the samples, on a GPU half, is padding (``padding``: the share so far).
 
     Args:
