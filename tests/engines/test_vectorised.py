@@ -37,7 +37,6 @@ from idiolect.core.method import SGD, Adam, AdamW, Data, Down, Method, Task, Up,
 from idiolect.core.schedules import Cosine, Exponential, Schedule, Step
 from idiolect.engines import Sequential
 from idiolect.engines.vectorised import engine as vectorised
-from idiolect.engines.vectorised import groups
 from idiolect.engines.vectorised.engine import Vectorised
 from idiolect.engines.vectorised.graphs import UnfoldMode, vmap_of
 from idiolect.engines.vectorised.groups import plan
