@@ -17,6 +17,7 @@ from idiolect.data import FederatedData
 from idiolect.federation.data.agreement import Agreement, agree, common_form, data_of
 from idiolect.federation.data.backbone import Backbone
 from idiolect.federation.data.samples import SiteFiles, SiteSamples, division_of, reading_of, sums
+from idiolect.federation.data.targets import common_names
 from idiolect.federation.server.study import SiteStudy
 from idiolect.models import pretrained
 from idiolect.simulation import Job
@@ -37,8 +38,8 @@ def rehearsed(
     """
     offers = {site: own.offer(study.task, reading_of(study), study.group_column) for site, own in samples.items()}
     inputs, classes = common_form(offers, study.task)
-    every = enumerate(samples.values())
-    how = division_of(study)
+    every, predicted = enumerate(samples.values()), common_names(offers)
+    how = division_of(study) | {"labels": predicted}
     ready = [own.encode(inputs, classes, study.data_seed, k, look=False, **how) for k, own in every]
     if is_frozen(study):
         backbone = pretrained.frozen_backbone(study.model, study.precision)
@@ -47,7 +48,7 @@ def rehearsed(
     summed = {site: sums(one, len(classes)) for site, one in zip(samples, ready, strict=True)}
     agreement = agree(
         inputs, classes, summed, normalise_of(study), Backbone.of(study), frozen=is_frozen(study),
-        predicted=next(iter(offers.values())).targets,
+        predicted=predicted, labels=study.task == "multilabel",
     )  # fmt: skip
     data = pooled(ready, agreement, study.name)
     whole = _Together(**study.model_dump(exclude_unset=True)).with_agreement(data)

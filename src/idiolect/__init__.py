@@ -13,8 +13,8 @@ The names of this module are the public interface:
 - ``data``: your own data (``data.from_arrays``, ``from_frame``, ``from_dataset``, ``open_data``), data sets by name,
   partitions and shifts.
 - ``methods``: which methods there are, and building one for a task.
-- ``load``, ``Bundle``, ``PersonalClassifier``, ``PersonalRegressor``: personal models outside of a run, as estimators
-  of scikit-learn.
+- ``load``, ``Bundle``, ``PersonalClassifier``, ``PersonalMultilabelClassifier``, ``PersonalRegressor``: personal models
+  outside of a run, as estimators of scikit-learn.
 - ``report``: pages, tables, comparisons and exports from run folders.
 - ``Method``, ``Down``, ``Up``, ``Data``, ``Task``, ``Training``, ``SGD``, ``Adam``, ``AdamW``: the contract that a
   method fulfils.
@@ -32,7 +32,7 @@ from idiolect.core.version import __version__ as __version__
 if TYPE_CHECKING:
     from idiolect import data, methods, report
     from idiolect.core.method import SGD, Adam, AdamW, Data, Down, Method, Task, Training, Up
-    from idiolect.deploy import Bundle, PersonalClassifier, PersonalRegressor, load
+    from idiolect.deploy import Bundle, PersonalClassifier, PersonalMultilabelClassifier, PersonalRegressor, load
     from idiolect.studies import Result, Study, Use, run, use
     from idiolect.tuning import Tuning, tune
 
@@ -48,6 +48,7 @@ __all__ = [
     "Interrupted",
     "Method",
     "PersonalClassifier",
+    "PersonalMultilabelClassifier",
     "PersonalRegressor",
     "Result",
     "RunError",
@@ -67,7 +68,7 @@ __all__ = [
 ]
 _FOLDERS = ("data", "methods", "report")
 _TUNING = ("Tuning", "tune")
-_DEPLOY = ("Bundle", "PersonalClassifier", "PersonalRegressor", "load")
+_DEPLOY = ("Bundle", "PersonalClassifier", "PersonalMultilabelClassifier", "PersonalRegressor", "load")
 _CONTRACT = ("SGD", "Adam", "AdamW", "Data", "Down", "Method", "Task", "Training", "Up")
 
 

@@ -20,7 +20,7 @@ def scores(rows=120, odd=()):
     ("odd", "said"),
     [
         (["high"], r"fractions and 1 text \(high\): correct these to predict numbers, or give task='classification'"),
-        (["?", "n/a"], r"2 texts \(\?, n/a\)"),
+        (["-", "n.d."], r"2 texts \(-, n.d.\)"),
         (["absent", "sick", "-", "moved"], r"4 texts \(-, absent, moved and 1 more\)"),
         ([">90"], r"1 text \(>90\)"),
     ],

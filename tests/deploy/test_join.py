@@ -137,7 +137,7 @@ BAD = {
     "small unit": ("column 'radius'", "looks like another unit"),
     "categories": ("column 'machine'", "none of the texts that the bundle knows"),
     "label": ("has the label 'unknown'", "benign, malignant"),
-    "no label": ("the label is missing in 1 of 60 rows", "row 3"),
+    "no label": ("target 'diagnosis' of bad.csv is missing in 1 of 60 rows", "row 5", "--unlabelled drop"),
     "infinite": ("column 'radius' has an infinite",),
     "one class": ("all 60 samples are of one class",),
     "no rows": ("has no rows",),

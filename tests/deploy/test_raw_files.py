@@ -12,6 +12,7 @@ import torch
 
 import idiolect as idl
 from idiolect import cli
+from idiolect.core.errors import InputError
 from idiolect.data.custom.form import form_of
 from idiolect.data.partitions.apart import Splitting
 from idiolect.deploy.bundle import Bundle
@@ -122,6 +123,41 @@ def test_what_is_not_said_right_is_a_sentence(bundle, line, message, tmp_path, m
     err = capsys.readouterr().err
     assert message in " ".join(err.split())
     assert not Path("site").exists()
+
+
+@pytest.mark.parametrize("mark", ["?", "", "unknown"])
+def test_rows_without_a_target_are_left_out(bundle: Bundle, mark: str, tmp_path: Path, monkeypatch, capsys) -> None:
+    """A site is as if these rows were not in its file; predictions are made for them too."""
+    monkeypatch.chdir(tmp_path)
+    whole = raw(7)
+    gone = whole.index.isin([4, 9, 59])
+    write(whole.assign(grade=whole["grade"].mask(gone, mark)), tmp_path / "va.data")
+    write(whole[~gone], tmp_path / "known.data")
+    marks = "-9+.+grade=unknown"
+    how = f"--columns {NAMES} --missing {marks}"
+    join_it = f"join bundle --data va.data {how} --target grade>1 --out site"
+    with pytest.raises(SystemExit) as ended:
+        cli.main(shlex.split(join_it))
+    assert ended.value.code == 2
+    err = " ".join(capsys.readouterr().err.split())
+    assert "target 'grade' of va.data is missing in 3 of 60 rows (the first is row 5, counting from 1)" in err
+    assert "give --unlabelled drop to leave such rows out" in err
+    for line in (f"{join_it} --unlabelled drop", f"predict site --data va.data {how} --out p.csv"):
+        with pytest.raises(SystemExit) as ended:
+            cli.main(shlex.split(line))
+        assert ended.value.code == 0, capsys.readouterr().err
+    assert len(pd.read_csv("p.csv")) == 60
+    form = form_of("none", NAMES, marks, "drop")
+    about = bundle.about
+    left = read("va.data", about.inputs, about.classes, "grade>1", form=form)
+    known = read("known.data", about.inputs, about.classes, "grade>1", form=FORM)
+    torch.testing.assert_close(left.x_N, known.x_N, equal_nan=True, rtol=0, atol=0)
+    assert left.y_N.tolist() == known.y_N.tolist()
+    of_left = SiteFiles("va.data", target="grade>1", form=form)
+    of_known = SiteFiles("known.data", target="grade>1", form=FORM)
+    assert (len(of_left), of_left.offer()) == (57, of_known.offer())
+    with pytest.raises(InputError, match=r"is missing in 3 of 60 rows \(the first is row 5"):
+        SiteFiles("va.data", target="grade>1", form=form_of("none", NAMES, marks))
 
 
 @pytest.mark.parametrize("place", ["{}.csv", "{}.csv.gz", "{}/*.data"])

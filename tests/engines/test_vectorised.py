@@ -47,20 +47,28 @@ from idiolect.training import joins_by_training, log_softmax_of, train_model, tr
 from idiolect.training.server_optimisers import ServerAdam, ServerMomentum, ServerOptimiser
 
 OUT_OF_MEMORY = torch.cuda.OutOfMemoryError("CUDA out of memory.")
-CHEAP = {"pfedhn": {"steps": 16}}  # 50 steps a client take their time
-SHORT = {"pfedhn": {"steps": 2}, "fedcr": {"head_epochs": 1}, "fedbabu": {"tuning_epochs": 1}}
+CHEAP: dict[str, dict[str, Any]] = {"pfedhn": {"steps": 16}, "fedala": {"most_passes": 12}}  # to take less time
+SHORT: dict[str, dict[str, Any]] = {
+    "pfedhn": {"steps": 2}, "fedcr": {"head_epochs": 1}, "fedbabu": {"tuning_epochs": 1}, "fedala": {"most_passes": 2},
+}  # fmt: skip
 FORMS = [(name, options) for name in methods.names() for options in methods.get(name).forms.values()]
 PLAIN = [(name, {}) for name in methods.names()]
 OTHERS: list[tuple[str, dict[str, Any]]] = [
     ("apfl", {"mix": "outputs", "alpha_gradient": "released", "evaluate_with": "own"}),
     ("ditto", {"preset": "official"}),
     ("fedavg_ft", {"part": "head"}),
+    ("fedala", {"preset": "official", "layers": 0}),
+    ("fedcp", {"preset": "official"}),
     ("fedcr", {"share_encoder": False, "objective": "log_mean", "predict_with": "logits"}),
     ("fedfomo", {"average_candidate": True, "distance": "l1"}),
+    ("fedgh", {"preset": "official"}),
     ("fedlda", {"tune_body": True, "centre": "interpolated", "decorrelate": "batch"}),
     ("fedproto", {"predict_with": "prototypes", "drop_last": True}),
+    ("fedphp", {"by": "features", "least_steps": 5}),
     ("fedrep", {"newcomer_head": "average"}),
     ("fedrod", {"personal_head": "hypernetwork"}),
+    ("fedtgp", {"preset": "official", "predict_with": "head"}),
+    ("gpfl", {"preset": "official"}),
     ("pfedfda", {"beta": "separate", "folds_of": "samples"}),
     ("pfedfda", {"statistics": "fresh"}),
     ("pfedfda", {"preset": "paper"}),

@@ -135,9 +135,11 @@ def test_more_classes_and_numbers_have_no_threshold(tmp_path: Path) -> None:
             idl.run(one, tmp_path / target)
 
 
-def test_a_bundle_is_refused_and_a_half_is_the_usual(tmp_path: Path) -> None:
+def test_a_bundle_keeps_them_and_a_half_is_the_usual(tmp_path: Path) -> None:
     assert Protocol().threshold == "half"
     result = idl.run(study("y", protocol="validation=0.3,threshold=f1"), tmp_path / "run", engine="sequential")
-    with pytest.raises(InputError, match=r"predicts from a threshold on \(protocol threshold=f1\), which bundles do"):
-        result.bundle("local", tmp_path / "b", client="all")
-    assert not (tmp_path / "b").exists()
+    r = result.records
+    r = r[(r["metric"] == "threshold") & (r["stage"] == "personalised") & (r["seed"] == r["seed"].min())]
+    recorded = r[(r["round"] == r["round"].max()) & (r["method"] == "local")]
+    kept = result.bundle("local", tmp_path / "b", client="all").about.thresholds
+    assert [at for (at,) in kept] == recorded.sort_values("client")["value"].tolist()

@@ -26,7 +26,21 @@ from idiolect.simulation import label_measures
 from idiolect.statistics import covariance
 from idiolect.training import trial
 
-OF_CLASSES = {"fedcr", "fedlda", "fedpac", "fedproto", "fedrod", "fedsr", "knnper", "pfedfda"}
+OF_CLASSES = {
+    "ccvr",
+    "fd",
+    "fedcr",
+    "fedgen",
+    "fedlc",
+    "fedlda",
+    "fedntd",
+    "fedpac",
+    "fedproto",
+    "fedrod",
+    "fedsr",
+    "knnper",
+    "pfedfda",
+}
 LABELS = ("red", "big", "rare")
 
 
@@ -309,9 +323,8 @@ def test_the_command_line(tmp_path: Path, capsys: pytest.CaptureFixture[str], ca
     assert both.count("ccuracy") == both.count("ubset") > 0, "only that of all labels together"
     assert call("report", str(tmp_path / "r"), "--compare", "local,fedavg") == 0
     assert "points of test micro F1" in " ".join("".join(capsys.readouterr()).split())
-    assert call("bundle", str(tmp_path / "r"), "--method", "local", "--out", str(tmp_path / "b")) == 2
-    assert "predicts several labels, and bundles hold models of one target" in " ".join(capsys.readouterr().err.split())
-    assert not (tmp_path / "b").exists()
+    assert call("bundle", str(tmp_path / "r"), "--method", "fedavg", "--out", str(tmp_path / "b")) == 0
+    assert json.loads((tmp_path / "b" / "bundle.json").read_text())["labels"] == list(LABELS)
 
 
 @pytest.mark.parametrize(

@@ -52,7 +52,14 @@ def export_command(
     if data is not None:
         about = bundle.about
         x_R = read(
-            data, about.inputs, about.classes, target, resize=resize, as_is=as_is or (), targets=about.targets
+            data,
+            about.inputs,
+            about.classes,
+            target,
+            resize=resize,
+            as_is=as_is or (),
+            targets=about.targets,
+            labels=about.labels,
         ).x_N
     path = out or Path("model.onnx" if format is Format.onnx else "model.pt2")
     check = export(bundle, path, format=format.value, client=client, x_R=x_R)

@@ -24,3 +24,4 @@ Header = Annotated[
 ]
 Columns = Annotated[str | None, option(SETTINGS["columns"].about, SETTINGS["columns"].unset, metavar="COLUMNS")]
 Missing = Annotated[str | None, option(SETTINGS["missing"].about, metavar="MARKS")]
+Unlabelled = Annotated[str | None, option(SETTINGS["unlabelled"].about, SETTINGS["unlabelled"].unset, metavar="HOW")]

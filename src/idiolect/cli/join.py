@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from idiolect.cli import model_folder
-from idiolect.cli.form import Columns, GroupColumn, Header, Missing, Samples, Target
+from idiolect.cli.form import Columns, GroupColumn, Header, Missing, Samples, Target, Unlabelled
 from idiolect.cli.model_folder import Method, Seed, StateKey, Study
 from idiolect.cli.options import AllowImport, flag, option
 from idiolect.cli.output import out_console, say
@@ -50,6 +50,7 @@ def join_command(
     header: Header = None,
     columns: Columns = None,
     missing: Missing = None,
+    unlabelled: Unlabelled = None,
     as_is: AsIs = None,
     resize: Resize = False,
     allow_import: AllowImport = False,
@@ -71,7 +72,7 @@ def join_command(
     if ships not in (None, *names):
         raise InputError(f"--ships {ships} is not a model; {nearest(str(ships), names)}")
     vacant(out)
-    form = form_of(header, columns, missing)
+    form = form_of(header, columns, missing, unlabelled)
     if model_folder.is_state(bundle):
         if client is not None or resize:
             raise InputError("--client and --resize are for a bundle, not for a site's state folder: leave them out")
@@ -92,7 +93,7 @@ def join_command(
     samples = read(
         data, source.about.inputs, source.about.classes, target, resize=resize, as_is=as_is or (), form=form,
         group_column=group_column, usual_group=provenance.study.get("group_column") if provenance else None,
-        targets=source.about.targets,
+        targets=source.about.targets, labels=source.about.labels,
     )  # fmt: skip
     site = join(source, samples, out, client=client, ships=ships)  # type: ignore[arg-type]
     _say(site, out)

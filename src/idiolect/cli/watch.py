@@ -7,7 +7,7 @@ from typing import Annotated
 
 import typer
 
-from idiolect.cli.form import Columns, Header, Missing
+from idiolect.cli.form import Columns, Header, Missing, Unlabelled
 from idiolect.cli.join import AsIs, Resize
 from idiolect.cli.model_folder import Method, Seed, StateKey, Study, model
 from idiolect.cli.options import AllowImport, AsJson, flag, option
@@ -20,7 +20,8 @@ def watch_command(
     target: Annotated[
         str | None,
         option(
-            "Of numbers, their columns in the new samples, joined by +, if they are known: errors are compared too.",
+            "Of numbers or several labels, their columns in the new samples, joined by +, if they are known: errors "
+            "are compared too.",
             metavar="COLUMN",
         ),
     ] = None,
@@ -36,6 +37,7 @@ def watch_command(
     header: Header = None,
     columns: Columns = None,
     missing: Missing = None,
+    unlabelled: Unlabelled = None,
     as_is: AsIs = None,
     resize: Resize = False,
     allow_import: AllowImport = False,
@@ -55,20 +57,24 @@ def watch_command(
         raise InputError("give --adapt and --out (a new folder) together")
     if out is not None:
         vacant(out)
-    form = form_of(header, columns, missing)
+    form = form_of(header, columns, missing, unlabelled)
     bundle = model(site, allow_import=allow_import, method=method, seed=seed, study=study, state_key=state_key)
     about, right = bundle.about, as_is or ()
-    if about.targets and adapt:
-        raise InputError(f"--adapt is for proportions of classes, and {site} predicts numbers: leave it out")
+    if not about.classes and adapt:
+        what = "numbers" if about.targets else "several labels"
+        raise InputError(f"--adapt is for proportions of classes, and {site} predicts {what}: leave it out")
     if about.classes and target is not None:
         raise InputError(
-            f"--target is for numbers, and {site} predicts classes, whose labels are not used: leave it out"
+            f"--target is for numbers or several labels, and {site} predicts classes, which are not used: leave it out"
         )
     if target is None:
         parts = stream(data, about.inputs, resize=resize, as_is=right, form=form)
         result = watching.watch(bundle, (x_N for x_N, _ in parts), level=level)
     else:
-        own = read(data, about.inputs, (), target, resize=resize, as_is=right, form=form, targets=about.targets)
+        own = read(
+            data, about.inputs, (), target, resize=resize, as_is=right, form=form, targets=about.targets,
+            labels=about.labels,
+        )  # fmt: skip
         result = watching.watch(bundle, own.x_N, y_MD=own.y_N, level=level)
     folder = out if out is not None and result.adaptable else None
     if folder is not None:

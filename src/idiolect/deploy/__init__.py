@@ -7,10 +7,10 @@ from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from idiolect.deploy.bundle import Bundle
-    from idiolect.deploy.estimator import PersonalClassifier, PersonalRegressor, load
+    from idiolect.deploy.estimator import PersonalClassifier, PersonalMultilabelClassifier, PersonalRegressor, load
 
-__all__ = ["Bundle", "PersonalClassifier", "PersonalRegressor", "load"]
-_MODULES = {"Bundle": "bundle"} | dict.fromkeys(("PersonalClassifier", "PersonalRegressor", "load"), "estimator")
+__all__ = ["Bundle", "PersonalClassifier", "PersonalMultilabelClassifier", "PersonalRegressor", "load"]
+_MODULES = {"Bundle": "bundle"} | dict.fromkeys(__all__[1:], "estimator")
 
 
 def __getattr__(name: str) -> Any:

@@ -34,8 +34,10 @@ from idiolect.deploy.about_file import ABOUT, CARD, FIX, NUMBERS, read_about
 from idiolect.deploy.alone import alone
 from idiolect.deploy.blended import blended
 from idiolect.deploy.harm import OF_CLASSES, Judge, Name
+from idiolect.deploy.harm_of_labels import OF_LABELS
 from idiolect.deploy.harm_of_numbers import judge_of
 from idiolect.deploy.limits import limited
+from idiolect.deploy.numbers_file import content
 from idiolect.deploy.reweighted import reweighted
 from idiolect.deploy.schema import About, Inputs
 from idiolect.simulation.rounds import first_state
@@ -203,6 +205,8 @@ class Bundle:
     @property
     def judge(self) -> Judge:
         """How a site's models are compared and put together."""
+        if self.about.labels:
+            return OF_LABELS
         return judge_of(self.about.targets) if self.about.targets else OF_CLASSES
 
     def key(self, purpose: str = "evaluate", client: int | None = None) -> Tensor:
@@ -218,10 +222,16 @@ class Bundle:
     @cached_property
     def _down(self) -> Down:
         """A message of the form that the server sends; the numbers mean nothing."""
-        # Of a method of this library the form is the same for few clients, for which the server's state is small.
-        ours = self.about.method.name in methods.ours()
-        task = replace(self.task, clients=min(self.about.clients, 2)) if ours else self.task
-        method = self._built(task)
+        # Of most methods of this library the form is the same for few clients, for which the server's state is small.
+        count = self.about.clients
+        if self.about.method.name in methods.ours() and count > 3:
+            few, more = self._down_among(2), self._down_among(3)
+            if [a.shape for a in tree.leaves(few)] == [a.shape for a in tree.leaves(more)]:
+                return few
+        return self._down_among(count)
+
+    def _down_among(self, clients: int) -> Down:
+        method = self._built(replace(self.task, clients=clients))
         down = method.send(method.init_server(keys.start(0)), torch.tensor([self.about.clients]))
         return Down(down.shared, tree.rows(down.own, 0))
 
@@ -285,6 +295,14 @@ class Bundle:
         down, client = tree.flatten(own)[1](leaves)
         return Personal(Down(self._shared, down.own), client)
 
+    def thresholds(self, name: str | int | None = None) -> tuple[float, ...]:
+        """From which probability on one of the models predicts each label, or the second of two classes; () for 1/2.
+
+        Raises:
+            InputError: there is no such model.
+        """
+        return self.about.thresholds[self._place(name)] if self.about.thresholds else ()
+
     def _place(self, name: str | int | None) -> int:
         names = self.about.models
         if name is None:
@@ -338,12 +356,12 @@ def write(
         RunError: the disk is full or the folder cannot be written.
     """
     files.vacant(folder)
-    numbers = _numbers(shared, own)
+    numbers = content(shared, own)
     with files.drafted_folder(folder) as draft:
         files.write(draft / NUMBERS, numbers)
         others = {CARD: card, **(more or {})}
-        for name, content in others.items():
-            files.write(draft / name, content)
+        for name, text in others.items():
+            files.write(draft / name, text)
         digests = {name: _sha256(draft / name) for name in (NUMBERS, *others)}
         about = about.model_copy(update={"files": digests})
         files.write(draft / ABOUT, sealed_json(about.model_dump(mode="json")))
@@ -368,31 +386,13 @@ def per_sample(own: Tree, samples: int) -> bool:
     return any(leaf.ndim > 1 and len(leaf) == samples for leaf in tree.leaves(own))
 
 
-def _numbers(shared: Tree, own: Iterable[tuple[Tree, Tree]]) -> bytes:
-    tensors = {f"shared/{path}": leaf.detach().contiguous() for path, leaf in tree.named(shared).items()}
-    every: dict[str, list[Tensor]] = {}
-    for mine, client in own:
-        for path, leaf in tree.named((Down((), mine), client)).items():
-            every.setdefault(path, []).append(leaf.detach())
-    for path, leaves in every.items():
-        tensors[f"own/{path}"] = torch.cat([leaf.reshape(-1) for leaf in leaves])
-        tensors[f"ends/{path}"] = torch.tensor([leaf.numel() for leaf in leaves]).cumsum(0)
-        tensors[f"shapes/{path}"] = torch.tensor([leaf.shape for leaf in leaves], dtype=torch.int64)
-    return safetensors.torch.save(_apart(tensors))
-
-
-def _apart(tensors: dict[str, Tensor]) -> dict[str, Tensor]:
-    """Tensors that share no memory, which the format does not allow."""
-    return {name: tensor.clone(memory_format=torch.contiguous_format) for name, tensor in tensors.items()}
-
-
 def _sha256(path: Path) -> str:
     with path.open("rb") as file:
         return hashlib.file_digest(file, "sha256").hexdigest()
 
 
 def log_probabilities(model: Personal, method: Method, x_R: Tree) -> Tensor:
-    """Log-probabilities (R, C) of samples as stored, or scaled numbers (R, D)."""
+    """Log-probabilities (R, C) of samples as stored, or scaled numbers (R, D), or log-probabilities (R, L, 2)."""
     is_table = isinstance(x_R, Tensor) and x_R.ndim == 2 and x_R.dtype.is_floating_point
     with torch.no_grad():
         return in_chunks(partial(method.predict, model.down, model.client), x_R, 32 * _CHUNK if is_table else _CHUNK)

@@ -28,6 +28,8 @@ def _facts(about: About) -> list[tuple[str, str]]:
     lines.append(("Inputs", _inputs(about)))
     if about.targets:
         lines.append(("Predicts", _listed([target.name for target in about.targets])))
+    elif about.labels:
+        lines.append(("Labels", f"{len(about.labels)}: {_listed(about.labels)}"))
     else:
         lines.append(("Classes", f"{len(about.classes)}: {_listed(about.classes)}"))
     count = participants(about)

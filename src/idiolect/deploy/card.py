@@ -42,8 +42,12 @@ def _title(about: About) -> str:
 def _use(about: About) -> str:
     predict = ["idiolect", "predict", "--data", "new.csv", "--out", "predictions.parquet"]
     if about.kind == "join":
-        goal = "+".join(_name(target.name) for target in about.targets) or _question(about) or "COLUMN"
+        goal = (
+            "+".join(_name(target.name) for target in about.targets) or _question(about) or _labels(about) or "COLUMN"
+        )
         join = ["idiolect", "join", ".", "--data", "my.csv", "--target", shlex.quote(goal), "--out", "site"]
+        if about.provenance and about.provenance.study.get("unlabelled"):
+            join += ["--unlabelled", str(about.provenance.study["unlabelled"])]
         commands = [join, [*predict[:2], "site", *predict[2:]]]
         joins = _JOINS.get(about.revealed.joins_by, "") if about.revealed else ""
         intro = f"{joins} Make a model for your site, then predict with it:"
@@ -59,6 +63,12 @@ def _use(about: About) -> str:
         intro = f"It imports {names}, which {permission[0]} permits: look at that code first. {intro.strip()}"
         commands = [[*command, *permission] for command in commands]
     return "\n".join([f"{intro.strip()}\n", *(f"    {' '.join(command)}" for command in commands), ""])
+
+
+def _labels(about: About) -> str:
+    """The column or columns of the labels in training, as an option; "" for classes."""
+    target = str(about.provenance.study.get("target") or "") if about.provenance else ""
+    return (target or "+".join(map(_name, about.labels))) if about.labels else ""
 
 
 def _question(about: About) -> str:
@@ -100,8 +110,18 @@ def _inputs(about: About) -> str:
         more = len(about.targets) - _SHOWN
         lines += [f"| {more} more: see bundle.json | | |"] if more > 0 else []
         lines.append("")
+    elif about.labels:
+        lines.append(
+            f"It gives a probability for each of {len(about.labels)} labels, of which a sample can have several: "
+            f"{_listed(about.labels)}.\n"
+        )
     else:
         lines.append(f"It gives a probability for each of {len(about.classes)} classes: {_listed(about.classes)}.\n")
+    if about.threshold != "half":
+        best = {"f1": "F1", "balanced": "balanced accuracy"}[about.threshold]
+        what = "Each label" if about.labels else f"The class {_plain(about.classes[1])}"
+        whose = "the samples that a site joins with" if about.kind == "join" else "samples that it was not trained on"
+        lines.append(f"{what} is predicted from the probability on that has the best {best} on {whose}.\n")
     return "\n".join(lines)
 
 
@@ -201,7 +221,7 @@ def _reveals(about: About) -> str:
         if content.uploads_are_sums
         else "The server saw what each client sent, not only sums over clients."
     )
-    scores = "errors" if about.targets else "accuracy"
+    scores = "errors" if about.targets else "F1" if about.labels else "accuracy"
     lines = [
         "## What it reveals\n",
         f"Every round each client received {_parts(content.down)} ({content.bytes_down:,} bytes) and sent "
@@ -221,6 +241,7 @@ def _reveals(about: About) -> str:
 
 def _limits(about: About) -> str:
     others = "for numbers far from those that it was trained on" if about.targets else "for classes that are not listed"
+    others = "for labels that are not listed" if about.labels else others
     return (
         "## What it is not for\n\n"
         f"It was measured on the clients above and nowhere else. Do not use it for samples of another kind, {others}, "

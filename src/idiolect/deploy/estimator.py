@@ -9,152 +9,21 @@ import numpy as np
 import pandas as pd
 import torch
 from numpy.typing import ArrayLike, NDArray
-from sklearn.base import BaseEstimator, ClassifierMixin, RegressorMixin
-from sklearn.exceptions import NotFittedError
+from sklearn.base import ClassifierMixin, RegressorMixin
 from sklearn.utils.multiclass import check_classification_targets
 from sklearn.utils.validation import check_array
 from torch import Tensor
 
-from idiolect.core import tree
 from idiolect.core.errors import InputError
 from idiolect.core.objectives import TaskName
-from idiolect.core.tree import Tree
 from idiolect.data.custom.columns import text_of
-from idiolect.data.custom.parts import Part
-from idiolect.data.custom.texts import list_of_texts
-from idiolect.deploy import samples
-from idiolect.deploy.arrays import samples_of
-from idiolect.deploy.bundle import Bundle, Personal, log_probabilities
-from idiolect.deploy.groups import group_numbers
-from idiolect.deploy.join import candidates_of, shipping_weights, site_of
+from idiolect.deploy.bundle import Bundle
+from idiolect.deploy.labels import probabilities
 from idiolect.deploy.numbers import half_widths, unscaled
-from idiolect.deploy.schema import About, Inputs
+from idiolect.deploy.schema import About
+from idiolect.deploy.site_estimator import SiteEstimator
 from idiolect.deploy.target_columns import labels, numbers_of
-
-
-class SiteEstimator(BaseEstimator):  # type: ignore[misc]
-    """A site's model from a bundle: what a classifier and a regressor share; see ``PersonalClassifier``."""
-
-    _kind: TaskName
-
-    def __init__(
-        self, bundle: str | Path, client: str | int | None = None, ships: str | None = None, allow_import: bool = False
-    ) -> None:
-        self.bundle, self.client, self.ships, self.allow_import = bundle, client, ships, allow_import
-
-    def _join(self, X: Any, y: ArrayLike | None, groups: ArrayLike | None) -> Self:
-        """Make the site's model."""
-        bundle = self._open()
-        if bundle.about.kind != "join":
-            raise InputError(f"{self.bundle} has models that are ready: predict with them, without fit")
-        if y is None:
-            raise ValueError(f"{type(self).__name__} requires y to be passed, but the target y is None")
-        y = self._checked(np.asarray(y))
-        x_N = self._samples(X)
-        if y.ndim == 2 and y.shape[1] == 1:
-            y = y[:, 0]
-        count = len(tree.leaves(x_N)[0])
-        y_N = self._targets(y, count)
-        group_N = None
-        if groups is not None:
-            if np.shape(groups) != (count,):
-                raise ValueError(f"groups has the shape {np.shape(groups)} for {count} samples: give one per sample")
-            group_N = group_numbers(pd.Series(np.asarray(groups)), "groups", "X")
-        own = samples.Samples(x_N, y_N, group_N)
-        candidates = candidates_of(bundle, own)
-        if self.ships not in (None, "global", "personal", "local"):
-            raise InputError(f"ships={self.ships!r} is not global, personal or local: leave it out")
-        self.weights_ = shipping_weights(candidates, self.ships)  # type: ignore[arg-type]
-        self._site = site_of(bundle.about, candidates, own, self.weights_)
-        self._model = Personal(bundle.model().down, candidates.client(self.weights_))
-        self._method, self.choice_ = bundle.method_of(self.weights_), candidates.choice
-        return self
-
-    def _checked(self, y: NDArray[Any]) -> NDArray[Any]:
-        """The targets, where scikit-learn takes them so."""
-        raise NotImplementedError
-
-    def _targets(self, y: NDArray[Any], count: int) -> Tensor:
-        """What is learnt of the targets of so many samples."""
-        raise NotImplementedError
-
-    def _outputs(self, X: Any) -> Tensor:
-        """What the model predicts (N, ...), as its method does."""
-        model, method = self._ready()
-        return log_probabilities(model, method, self._samples(X))
-
-    @property
-    def n_features_in_(self) -> int:
-        """The number of columns, of pixels and channels, or of other numbers of a sample."""
-        inputs = self._open().about.inputs
-        if inputs.kind == "table":
-            return len(inputs.columns)
-        return sum(int(np.prod(one.shape)) for one in inputs.tensors.values()) or int(np.prod(inputs.shape))
-
-    @property
-    def feature_names_in_(self) -> NDArray[Any]:
-        """Of a table, the names of its columns."""
-        if self._open().about.inputs.kind != "table":
-            raise AttributeError("only bundles for tables have names of features")
-        return np.array([column.name for column in self._open().about.inputs.columns], dtype=object)
-
-    def __sklearn_is_fitted__(self) -> bool:
-        return hasattr(self, "_model") or self._open().about.kind == "models"
-
-    def __getstate__(self) -> dict[str, Any]:
-        return {k: v for k, v in super().__getstate__().items() if k not in ("_cache", "_method")}
-
-    def _open(self) -> Bundle:
-        key = (str(self.bundle), self.allow_import)
-        if getattr(self, "_cache", (None, None))[0] != key:
-            bundle = Bundle.read(self.bundle, allow_import=self.allow_import)
-            if bundle.about.task != self._kind:
-                what = "numbers" if bundle.about.targets else "classes"
-                raise InputError(f"{self.bundle} predicts {what}: take {_KINDS[bundle.about.task].__name__}")
-            self._cache = key, bundle
-        return self._cache[1]
-
-    def _ready(self) -> tuple[Personal, Any]:
-        bundle = self._open()
-        if not hasattr(self, "_model"):
-            if bundle.about.kind == "join":
-                raise NotFittedError("this site has no model yet: call fit with its samples and labels")
-            self._model = bundle.model(self.client)
-        if not hasattr(self, "_method"):
-            weights = getattr(self, "weights_", None)
-            self._method = bundle.predicting if weights is None else bundle.method_of(weights)
-        return self._model, self._method
-
-    def _samples(self, X: Any) -> Tree:
-        inputs = self._open().about.inputs
-        if inputs.kind == "table":
-            return samples.Reader(inputs, "X").encode(Part(self._frame(X)))
-        if inputs.channels and hasattr(X, "columns"):
-            return samples.Reader(inputs, "X").encode(Part(_named(X)))
-        if inputs.tokens is not None and (texts := self._texts(X, inputs)) is not None:
-            return texts
-        return samples_of(X, inputs, "X")
-
-    def _texts(self, X: Any, inputs: Inputs) -> Tensor | None:
-        """The ids of a frame's texts, or of a list of them; None of anything else, such as ids."""
-        assert inputs.tokens is not None
-        reader = samples.Reader(inputs, "X")
-        if hasattr(X, "columns"):
-            return reader.encode(Part(_named(X)))
-        texts = list_of_texts(X, "X", few=True)
-        return None if texts is None else reader.ids(texts, inputs.tokens.tokens)
-
-    def _frame(self, X: Any) -> pd.DataFrame:
-        names = [column.name for column in self._open().about.inputs.columns]
-        if hasattr(X, "columns"):
-            return _named(X)
-        array = check_array(X, dtype=None, ensure_all_finite="allow-nan", estimator=self)
-        if array.shape[1] != len(names):
-            raise ValueError(
-                f"X has {array.shape[1]} features, but {type(self).__name__} is expecting {len(names)} features as "
-                "input"
-            )
-        return pd.DataFrame({name: array[:, k] for k, name in enumerate(names)}).infer_objects()
+from idiolect.simulation.thresholds import HALF
 
 
 class PersonalClassifier(ClassifierMixin, SiteEstimator):  # type: ignore[misc]
@@ -194,8 +63,9 @@ class PersonalClassifier(ClassifierMixin, SiteEstimator):  # type: ignore[misc]
         return self._join(X, y, groups)
 
     def predict(self, X: Any) -> NDArray[Any]:
-        """The most likely class (N,) of each sample."""
-        labels: NDArray[Any] = np.take(self.classes_, self.predict_proba(X).argmax(1))
+        """The most likely class (N,) of each sample, or the second of two above the bundle's threshold."""
+        p_NC, at = self.predict_proba(X), self._thresholds()
+        labels: NDArray[Any] = np.take(self.classes_, p_NC[:, 1] > at[0] if at else p_NC.argmax(1))
         return labels
 
     def predict_proba(self, X: Any) -> NDArray[np.float64]:
@@ -307,13 +177,72 @@ class PersonalRegressor(RegressorMixin, SiteEstimator):  # type: ignore[misc]
         return numbers_of(pd.DataFrame(y_ND, columns=names), names, targets, "y")
 
 
+class PersonalMultilabelClassifier(ClassifierMixin, SiteEstimator):  # type: ignore[misc]
+    """A site's model of several labels from a bundle; ``fit`` and what it takes are as for ``PersonalClassifier``.
+
+    Args:
+        bundle: the folder.
+        client: whose model, where the bundle has several.
+        ships: take "global", "personal" or "local", whatever the comparison says.
+        allow_import: whether a network or a method of one's own may be imported.
+
+    Attributes:
+        classes_: the names of the labels.
+        weights_: after ``fit``, the exponents of the global, the personal and the local model.
+        n_features_in_: the number of columns, or of pixels and channels.
+        feature_names_in_: of a table, the names of its columns.
+        choice_: after ``fit``, what the comparison found (``idiolect.deploy.harm.Choice``).
+    """
+
+    _kind = "multilabel"
+
+    def fit(self, X: Any, y: ArrayLike | None = None, groups: ArrayLike | None = None) -> Self:
+        """Make the site's model.
+
+        Args:
+            X: the samples, as for ``PersonalClassifier``.
+            y: 1 where a sample has a label, else 0 (N, L), in the order of ``classes_``.
+            groups: which samples belong together, as those of one patient (N,): the comparison keeps them together.
+
+        Raises:
+            InputError: the samples or labels are not what the bundle takes, or it has models that are ready.
+        """
+        return self._join(X, y, groups)
+
+    def predict(self, X: Any) -> NDArray[np.int64]:
+        """1 for each label that a sample is predicted to have, else 0 (N, L)."""
+        at = np.array(self._thresholds() or (HALF,))
+        return (self.predict_proba(X) > at).astype(np.int64)
+
+    def predict_proba(self, X: Any) -> NDArray[np.float64]:
+        """The probability of each label (N, L), in the order of ``classes_``."""
+        return cast(NDArray[np.float64], probabilities(self._outputs(X)).numpy())
+
+    @property
+    def classes_(self) -> NDArray[Any]:
+        """The labels."""
+        return np.array(self._open().about.labels)
+
+    def _checked(self, y: NDArray[Any]) -> NDArray[Any]:
+        return y
+
+    def _targets(self, y: NDArray[Any], count: int) -> Tensor:
+        labels = self._open().about.labels
+        y_NL = y.reshape(len(y), -1)
+        if y.ndim > 2 or y_NL.shape != (count, len(labels)) or not np.isin(y_NL, (0, 1)).all():
+            raise ValueError(
+                f"y has the shape {y.shape} for {count} samples: give 0 or 1 for each of {len(labels)} labels"
+            )
+        return torch.from_numpy(y_NL.astype(np.float64))
+
+
 _KINDS: dict[TaskName, type[SiteEstimator]] = {
-    "classification": PersonalClassifier, "regression": PersonalRegressor,
+    "classification": PersonalClassifier, "regression": PersonalRegressor, "multilabel": PersonalMultilabelClassifier,
 }  # fmt: skip
 
 
 def load(path: str | Path, *, client: str | int | None = None, allow_import: bool = False) -> Any:
-    """A bundle, or a site's model, as an estimator of scikit-learn: a classifier, or a regressor of numbers.
+    """A bundle, or a site's model, as an estimator of scikit-learn: a classifier, of labels too, or a regressor.
 
     Raises:
         InputError: as ``Bundle.read``, or there is no such client.
@@ -329,7 +258,3 @@ def load(path: str | Path, *, client: str | int | None = None, allow_import: boo
 def _narrow(value_ND: NDArray[np.float64]) -> NDArray[np.float64]:
     """The same without the axis of the numbers, where there is one."""
     return value_ND if value_ND.shape[1] > 1 else value_ND[:, 0]
-
-
-def _named(X: Any) -> pd.DataFrame:
-    return pd.DataFrame(X).set_axis([str(c) for c in X.columns], axis=1)

@@ -48,7 +48,7 @@ class _Module(nn.Module):
         super().__init__()
         self.mean_D: Tensor
         self.std_D: Tensor
-        self._is_scaled = bool(about.targets)
+        self._is_scaled, self._has_labels = bool(about.targets), bool(about.labels)
         if about.targets:
             mean_D, std_D = moments(about.targets)
             self.register_buffer("mean_D", mean_D)
@@ -59,9 +59,11 @@ class _Module(nn.Module):
         self._count, self._method = len(leaves), method
 
     def forward(self, samples: Tree) -> Tensor:
-        """Probabilities (B, C) of samples as stored, or numbers (B, D) in the units of the data, float64."""
+        """Probabilities (B, C) of samples as stored, of labels (B, L), or numbers (B, D) in their units, float64."""
         model = self._build([getattr(self, f"leaf{k}") for k in range(self._count)])
         output_BC = self._method.predict(model.down, model.client, samples)
+        if self._has_labels:
+            return output_BC[..., 1].exp()
         return output_BC.double() * self.std_D + self.mean_D if self._is_scaled else output_BC.exp()
 
 
@@ -78,9 +80,9 @@ def export(
     ``onnx``: the input ``images`` (B, C, H, W), 8 bits; or for a table one input (B,) for each column, float64 with NaN
     or texts with "" where a value is missing; or ``samples`` (B, ...), float32, or int64 where they are ids; or
     ``tokens`` (B, L), int64, the ids of texts; or one input for each of several tensors, by its name. The output
-    ``probabilities`` (B, C); of numbers ``predictions`` (B, D), float64, in the units of the data. The names of the
-    classes or numbers are in the file's metadata, and of texts what makes ids of them. ``torch``: a program of
-    torch.export from samples as stored.
+    ``probabilities`` (B, C), of several labels (B, L); of numbers ``predictions`` (B, D), float64, in the units of the
+    data. The names of the classes, labels or numbers are in the file's metadata, and of texts what makes ids of them.
+    ``torch``: a program of torch.export from samples as stored.
 
     Args:
         bundle: with a model that is ready.
@@ -98,6 +100,7 @@ def export(
     inputs = bundle.about.inputs
     x_R = examples(inputs) if x_R is None else x_R
     output_RC, about = log_probabilities(model, method, x_R), bundle.about
+    output_RC = output_RC[..., 1] if about.labels else output_RC
     reference = (unscaled(output_RC, about.targets) if about.targets else output_RC.exp()).numpy()
     module = _Module(model, method, about).eval()
     if format == "torch":
@@ -274,10 +277,11 @@ def _feed(inputs: Inputs, x_R: Tree) -> dict[str, np.ndarray[Any, Any]]:
 
 def _describe(onnx: Any, program: Any, bundle: Bundle) -> None:
     targets = [target.name for target in bundle.about.targets]
-    names, what = targets or bundle.about.classes, "predictions" if targets else "probabilities"
+    labels = bundle.about.labels
+    names, what = targets or labels or bundle.about.classes, "predictions" if targets else "probabilities"
     program.producer_name = "idiolect"
     program.doc_string = f"{bundle.about.method.title}: {what} of {', '.join(names)}"
-    about = {"targets" if targets else "classes": "\n".join(names)}
+    about = {"targets" if targets else "labels" if labels else "classes": "\n".join(names)}
     about |= {"bundle": bundle.digest, "method": bundle.about.method.name}
     if (tokens := bundle.about.inputs.tokens) is not None:
         about["encoder"] = tokens.encoder

@@ -20,7 +20,7 @@ Name = Literal["global", "personal", "local"]
 Ships = Literal["global", "personal", "local", "blend"]
 Fit = Callable[[Tensor], Callable[[Tensor], Tensor]]
 """From the numbers of training samples to a function from numbers of other samples to what the model predicts of them:
-log-probabilities (N, C), or scaled numbers (N, D)."""
+log-probabilities (N, C), or scaled numbers (N, D), or log-probabilities without and with each label (N, L, 2)."""
 FEW_FOR_LOCAL = 40
 """A model of the site's own is compared from this number of samples on."""
 FIRST = {"global": 0.2, "personal": 0.5, "local": 0.3}
@@ -37,7 +37,7 @@ _Z = 1.959964  # of a 95 % interval
 
 
 class Difference(NamedTuple):
-    """A model's accuracy, or its mean squared error, less that of the global model, and its 95 % interval."""
+    """A model's accuracy, mean squared error or (of labels) log loss, less the global one's, and its 95 % interval."""
 
     mean: float
     low: float
@@ -84,9 +84,9 @@ def compare(
     probability mixed with 15 % of the uniform one. The weights 0 <= w_m <= 3 maximise the log-likelihood of samples
     that the models were made without, less 2 |w - w0|^2, where w0 is 0.2 (global), 0.5 (personal) and 0.3 (local).
     Those below 0.02 become 0, and one model alone is taken as it is. Of numbers, what ships is a weighted mean; see
-    ``idiolect.deploy.harm_of_numbers``. The accuracy, or the error, of the whole procedure is measured by a second,
-    outer loop: the samples of each fold are predicted with the weights that the other folds give. A model that diverges
-    is left out.
+    ``idiolect.deploy.harm_of_numbers``, and of several labels ``idiolect.deploy.harm_of_labels``. The accuracy, or the
+    error, of the whole procedure is measured by a second, outer loop: the samples of each fold are predicted with the
+    weights that the other folds give. A model that diverges is left out.
 
     Args:
         fits: how each model is made; "global" must be among them.
@@ -174,8 +174,11 @@ def fold_numbers(y_N: Tensor, folds: int, key: Tensor, group_N: Tensor | None = 
     return fold_N
 
 
-def weights(logp: Mapping[Name, Tensor], y_N: Tensor) -> dict[Name, float]:
-    """The weight of each model, from its log-probabilities (N, C) and the labels; see ``compare``."""
+def weights(logp: Mapping[Name, Tensor], y_N: Tensor, worth: float = 1.0) -> dict[Name, float]:
+    """The weight of each model, from its log-probabilities (N, C) and the labels; see ``compare``.
+
+    ``worth`` is how much a sample counts.
+    """
     from scipy import optimize, special  # half a second, which a prediction does not need
 
     names = list(logp)
@@ -188,8 +191,8 @@ def weights(logp: Mapping[Name, Tensor], y_N: Tensor) -> dict[Name, float]:
         logit_NC = np.tensordot(weight_M, expert_MNC, 1)
         logp_NC = special.log_softmax(logit_NC, axis=1)
         expected_MN = (expert_MNC * np.exp(logp_NC)).sum(2)
-        gradient_M = (expected_MN - expert_MNC[:, row_N, label_N]).sum(1) + 2 * WORTH * (weight_M - first_M)
-        return -logp_NC[row_N, label_N].sum() + WORTH * ((weight_M - first_M) ** 2).sum(), gradient_M
+        gradient_M = worth * (expected_MN - expert_MNC[:, row_N, label_N]).sum(1) + 2 * WORTH * (weight_M - first_M)
+        return -worth * logp_NC[row_N, label_N].sum() + WORTH * ((weight_M - first_M) ** 2).sum(), gradient_M
 
     bounds = [(0, MOST)] * len(names)
     best_M = optimize.minimize(loss, first_M, jac=True, bounds=bounds, method="L-BFGS-B").x
@@ -205,13 +208,13 @@ def is_right(logp_NC: Tensor, y_N: Tensor) -> Tensor:
 
 
 def sure(logp_NC: Tensor) -> Tensor:
-    """Log-probabilities (N, C) mixed with a little of the uniform distribution."""
+    """Log-probabilities (N, ..., C) mixed with a little of the uniform distribution."""
     uniform = math.log(UNSURE / logp_NC.shape[-1])
     return torch.logaddexp(logp_NC + math.log(1 - UNSURE), torch.full_like(logp_NC, uniform))
 
 
 def blend(weight: Mapping[Name, float], logp: Mapping[Name, Tensor]) -> Tensor:
-    """Log-probabilities (N, C) of the product of experts; of one alone with weight 1 as they are."""
+    """Log-probabilities (N, ..., C) of the product of experts; of one alone with weight 1 as they are."""
     if list(weight.values()) == [1.0]:
         return logp[next(iter(weight))]
     return torch.stack([w * sure(logp[name]) for name, w in weight.items()]).sum(0).log_softmax(-1)
@@ -246,7 +249,7 @@ def _out_of_fold(fit: Fit, fold_N: Tensor) -> Tensor:
     for fold in range(int(fold_N.max()) + 1):
         row_M = torch.nonzero(fold_N == fold)[:, 0]
         part = fit(torch.nonzero(fold_N != fold)[:, 0])(row_M)
-        output_NC = output_NC if len(output_NC) else part.new_empty(len(fold_N), part.shape[1])
+        output_NC = output_NC if len(output_NC) else part.new_empty(len(fold_N), *part.shape[1:])
         output_NC[row_M] = part
     return output_NC
 

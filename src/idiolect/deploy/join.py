@@ -14,14 +14,14 @@ from idiolect.core import files, tree
 from idiolect.core.errors import InputError, blame
 from idiolect.core.method import Data
 from idiolect.core.tree import Tree
-from idiolect.deploy import card, harm, numbers, reference
+from idiolect.deploy import card, harm, harm_of_labels, labels, numbers, reference
 from idiolect.deploy.bundle import Bundle, Personal, log_probabilities, per_sample, write
 from idiolect.deploy.groups import scores_of
 from idiolect.deploy.on_features import on_features
 from idiolect.deploy.samples import Samples
 from idiolect.deploy.schema import About, Site
 from idiolect.engines.threads import OneThread
-from idiolect.simulation import errors_of_numbers
+from idiolect.simulation import errors_of_numbers, label_measures
 
 
 class Candidates(NamedTuple):
@@ -128,17 +128,20 @@ def ship(
         InputError: the folder is not empty, or there is no such model.
         RunError: the disk is full.
     """
-    from idiolect.deploy import page, page_of_numbers
+    from idiolect.deploy import page, page_of_labels, page_of_numbers
 
     files.vacant(out)
     weights = shipping_weights(candidates, ships)
     site = site_of(bundle.about, candidates, samples, weights)
     key = bundle.about.key.model_copy(update={} if client is None else {"client": client})
-    about = bundle.about.model_copy(update={"kind": "models", "models": (name,), "key": key, "site": site, "files": {}})
+    about = bundle.about.model_copy(update={
+        "kind": "models", "models": (name,), "key": key, "site": site, "files": {},
+        "thresholds": labels.site_thresholds(bundle.about, candidates.choice.outputs[site.ships], samples.y_N),
+    })  # fmt: skip
     if about.revealed and per_sample(candidates.client(weights), len(samples.y_N)):
         about = about.model_copy(update={"revealed": about.revealed.model_copy(update={"per_sample": True})})
     down = bundle.model().down
-    text = page_of_numbers.text if about.targets else page.text
+    text = page_of_numbers.text if about.targets else page_of_labels.text if about.labels else page.text
     more: dict[str, str | bytes] = {"report.html": text(about, candidates.choice, samples.y_N)}
     if len(samples.y_N) >= reference.LEAST and bundle.task.network.buffers != "local":
         said_N = candidates.choice.outputs[site.ships].argmax(1)
@@ -180,12 +183,19 @@ def site_of(about: About, candidates: Candidates, samples: Samples, weights: Map
     if about.targets:
         error_ND = numbers.unscaled(output, about.targets) - numbers.unscaled(y_N, about.targets)
         return site.model_copy(update={"errors": numbers.errors_of(error_ND, samples.group_N)})
+    if about.labels:
+        away_NL = labels.probabilities(output) - y_N
+        return site.model_copy(update={"errors": numbers.errors_of(away_NL, samples.group_N)})
     scores, score_weights = scores_of(output.gather(1, y_N[:, None])[:, 0].exp(), samples.group_N)
     return site.model_copy(update={"scores": scores, "score_weights": score_weights})
 
 
 def _measures(about: About, output: Tensor, y_N: Tensor) -> dict[str, float | None]:
     """Of what a model predicts of the site's samples."""
+    if about.labels:
+        p_NL = labels.probabilities(output)
+        loss = -float(harm_of_labels.merit(output, y_N).mean())
+        return {"loss": loss, **label_measures.of_predictions(p_NL, y_N, about.labels)}
     if not about.targets:
         return {"accuracy": _accuracy(output, y_N), "loss": _loss(output, y_N)}
     value_ND, y_ND = (numbers.unscaled(part, about.targets) for part in (output, y_N))

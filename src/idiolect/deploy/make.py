@@ -6,12 +6,10 @@ import logging
 import math
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import replace
-from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any, Literal, NamedTuple
 
 import torch
-from torch import Tensor
 
 from idiolect import data, methods, models
 from idiolect.core import files, tree
@@ -23,6 +21,7 @@ from idiolect.data import Encoding, FederatedData
 from idiolect.data.federated import RawSamples
 from idiolect.deploy import bundle, card, code
 from idiolect.deploy.numbers import targets_of
+from idiolect.deploy.provenance import participants_of, provenance_of, run_thresholds
 from idiolect.deploy.refusals import check_task
 from idiolect.deploy.schema import (
     About,
@@ -43,7 +42,7 @@ from idiolect.deploy.schema import (
 )
 from idiolect.deploy.units import scale_of
 from idiolect.methods import profile
-from idiolect.runs import checkpoint, environment, reader
+from idiolect.runs import checkpoint, reader
 from idiolect.runs.folder import CHECKPOINT_FILE, cell_folder, client_states
 from idiolect.simulation import Job, State, begin
 from idiolect.simulation.client_runner import ClientRunner, EvaluationResult, Phase
@@ -54,7 +53,6 @@ log = logging.getLogger(__name__)
 
 RARE = 5
 """Texts of a column that fewer training samples have are not written into a bundle, which strangers may read."""
-_PRIVATE = {"data", "data_dir", "name", "methods", "seeds", "checkpoint_every"}
 
 
 class Elsewhere(NamedTuple):
@@ -103,7 +101,7 @@ def make(
             f"the personal models of {run} stay at its sites: leave out {option('client')} for what a new client gets; "
             "a site uses its own model from its state folder"
         )
-    check_task(run, federation, study, client)
+    check_task(run, study, client)
     records = reader.read(run)
     code.check_run(run, records.manifest, job.name, method["name"], str(study["model"]))
     state = _state(run, records, job, study, labels)
@@ -123,9 +121,12 @@ def make(
         names=("new client",) if whom is None else tuple(_name(federation, k) for k in whom),
         inputs=inputs_of(federation) if elsewhere is None else elsewhere.inputs,
         evaluation=_Measures(records, job, one, here=elsewhere is None).evaluation(),
-        provenance=provenance_of(federation, study, records.manifest, _participants(records, job)),
+        provenance=provenance_of(federation, study, records.manifest, participants_of(records, job.name, job.seed)),
     )  # fmt: skip
     about = with_messages(about, federation)
+    if whom is not None and about.threshold != "half":
+        chosen = run_thresholds(records, job.name, job.seed, state.round, whom, about.labels)
+        about = about.model_copy(update={"thresholds": chosen})
     own = [(one.down([federation.trained]).own, ())] if whom is None else list(one.personal(whom))
     if whom is not None:
         about = with_memory(about, own[0][1], len(federation.train[whom[0]]))
@@ -161,6 +162,8 @@ def about_of(
         network=NetworkPart(model=network, code=code.digest_of(network), frozen=frozen or None, features=moments),
         classes=() if federation.targets else federation.class_names,
         targets=targets_of(federation.targets),
+        labels=federation.targets.names if federation.targets and federation.task == "multilabel" else (),
+        threshold=(study.get("protocol") or {}).get("threshold", "half"),
         clients=federation.trained,
         training=TrainingPart.model_validate({k: study[k] for k in TrainingPart.model_fields}),
         inputs=inputs,
@@ -358,35 +361,6 @@ def _revealed(model: str, method: MethodPart, personal: str | None, federation: 
         bytes_up=sum(part.bytes for part in up),
         uploads_are_sums=anatomy.uploads_are_sums,
         joins_by=anatomy.joins_by,
-    )
-
-
-def _participants(run: reader.Run, job: Job) -> list[int]:
-    """The clients that trained in some round, and whose upload counted."""
-    r = run.records
-    uploads = r[(r["method"] == job.name) & (r["seed"] == job.seed) & (r["metric"] == "bytes_up")]
-    return sorted(uploads["client"].unique().tolist())
-
-
-def provenance_of(
-    federation: FederatedData, study: Mapping[str, Any], manifest: Mapping[str, Any],
-    participants: Sequence[int] | None = None,
-) -> Provenance:  # fmt: skip
-    """Where a bundle is from, by the run's manifest; an empty one stands for this machine and no known data.
-
-    ``participants`` are the clients that trained; None where this is not known.
-    """
-    trainers = range(federation.trained) if participants is None else participants
-    rows = torch.cat([torch.empty(0, dtype=torch.int64), *(federation.train[k] for k in trainers)])
-    count_C: Tensor = torch.bincount(federation.y_R[rows], minlength=federation.classes)
-    return Provenance(
-        made=datetime.now(UTC).isoformat(timespec="seconds"),
-        versions=dict(manifest.get("versions") or environment.versions()),
-        study={k: v for k, v in study.items() if k not in _PRIVATE},
-        dataset=federation.name,
-        data_digest=str(manifest.get("hash", "")),
-        samples=tuple(count_C.tolist()),
-        participants=None if participants is None else len(participants),
     )
 
 

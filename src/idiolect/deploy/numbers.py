@@ -20,8 +20,8 @@ log = logging.getLogger(__name__)
 
 
 def targets_of(targets: Targets | None) -> tuple[TargetPart, ...]:
-    """The numbers that are predicted; () for classes."""
-    if targets is None:
+    """The numbers that are predicted; () for classes and labels."""
+    if targets is None or targets.task != "regression":
         return ()
     parts = zip(targets.names, targets.mean, targets.std, strict=True)
     return tuple(TargetPart(name=name, mean=mean, std=std) for name, mean, std in parts)
@@ -57,6 +57,8 @@ def errors_of(error_ND: Tensor, group_N: Tensor | None) -> tuple[ErrorsPart, ...
 def half_widths(about: About, level: float) -> list[float]:
     """Half the width of the intervals at a level, for each number; infinite where the site had too few samples.
 
+    Of labels how far the probability of each may be from 1 where a sample has it, and from 0 where it has not.
+
     The prediction plus and minus this holds the number for the share ``level`` of samples like the site's own: split
     conformal prediction with the absolute errors of all folds; see ``idiolect.statistics.conformal``.
 
@@ -70,11 +72,15 @@ def half_widths(about: About, level: float) -> list[float]:
             "this bundle was made without samples, which a level needs: join with it first, or leave it out"
         )
     half_D = [conformal.quantile(part.sizes, level, part.weights) for part in about.site.errors]
-    if wide := [target.name for target, half in zip(about.targets, half_D, strict=True) if half == torch.inf]:
+    names = [target.name for target in about.targets] or about.labels
+    if wide := [name for name, half in zip(names, half_D, strict=True) if half == torch.inf]:
         grouped = bool(about.site.errors[0].weights)
+        what = "intervals of %s that hold %g%% are infinite, because they take"
+        if about.labels:
+            what = "whether samples have %s is undecided for all of them at a level of %g%%, because it takes"
         log.warning(
-            "intervals of %s that hold %g%% are infinite, because they take the errors of %d %s or more, and the site "
-            "had fewer: give a lower level, or join again with more samples",
+            f"{what} the errors of %d %s or more, and the site had fewer: give a lower level, or "
+            "join again with more samples",
             listed(wide, 5), 100 * level, conformal.least(level), "groups" if grouped else "samples",
         )  # fmt: skip
     return half_D

@@ -20,7 +20,8 @@ from idiolect.statistics.intervals import wilson
 
 # N samples, C classes
 
-_BINS = 10
+BINS = 10
+"""Of a figure of probabilities."""
 COLOURS = {"global": "#7f7f7f", "personal": "#1f77b4", "local": "#ff7f0e", "blend": "#2ca02c"}
 """Of the models."""
 _CLASSES = 100  # rows of the table
@@ -112,20 +113,36 @@ def _calibration(logp: Mapping[Ships, Tensor], y_N: Tensor) -> Figure:
     lines = []
     for name, logp_NC in logp.items():
         sure_N, said_N = logp_NC.exp().max(1)
-        bin_N = (sure_N * _BINS).long().clamp(max=_BINS - 1)
+        bin_N = (sure_N * BINS).long().clamp(max=BINS - 1)
         for b in sorted(set(bin_N.tolist())):
             mine = bin_N == b
             lines.append({
                 "model": name, "sure": float(sure_N[mine].mean()), "samples": int(mine.sum()),
                 "right": float((said_N == y_N)[mine].double().mean()),
             })  # fmt: skip
-    names = list(logp)
+    spec = sureness(pd.DataFrame(lines), list(logp), "Mean confidence", "Share that is right")
+    return Figure(
+        "calibration", "How sure the models are, and how often they are right",
+        "Samples in ten bins by the probability of the class that a model names. On the dashed line a model is as "
+        "often right as it says. Each sample is predicted by models made without it.", spec,
+    )  # fmt: skip
+
+
+def sureness(lines: pd.DataFrame, names: Sequence[Ships], sure: str, right: str) -> dict[str, Any]:
+    """The figure of shares over probabilities, a line for each model.
+
+    Args:
+        lines: ``model``, ``sure`` and ``right`` (0 to 1) and ``samples`` of each bin.
+        names: of the models.
+        sure: what the probabilities are.
+        right: what the shares are.
+    """
     scale = {"domain": names, "range": [COLOURS[name] for name in names]}
     both = {
-        "x": amounts("sure", "Mean confidence", axis={"format": "%", "tickCount": TICKS}),
-        "y": amounts("right", "Share that is right", axis={"format": "%"}),
+        "x": amounts("sure", sure, axis={"format": "%", "tickCount": TICKS}),
+        "y": amounts("right", right, axis={"format": "%"}),
     }
-    spec = {
+    return {
         "height": 260,
         "layer": [
             {
@@ -134,18 +151,13 @@ def _calibration(logp: Mapping[Ships, Tensor], y_N: Tensor) -> Figure:
                 "encoding": both,
             },
             {
-                "data": inline_data(pd.DataFrame(lines)),
+                "data": inline_data(lines),
                 "mark": {"type": "line", "point": True},
                 "encoding": both
                 | {
                     "color": {"field": "model", "type": "nominal", "scale": scale, "title": None},
-                    "tooltip": tooltip("model", "sure=mean confidence", "right=share right", "samples"),
+                    "tooltip": tooltip("model", f"sure={sure.lower()}", f"right={right.lower()}", "samples"),
                 },
             },
         ],
     }
-    return Figure(
-        "calibration", "How sure the models are, and how often they are right",
-        "Samples in ten bins by the probability of the class that a model names. On the dashed line a model is as "
-        "often right as it says. Each sample is predicted by models made without it.", spec,
-    )  # fmt: skip

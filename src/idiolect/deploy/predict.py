@@ -19,10 +19,11 @@ from torch import Tensor
 from idiolect.core import files
 from idiolect.core.errors import InputError
 from idiolect.data.custom.form import Form
-from idiolect.deploy import numbers
+from idiolect.deploy import labels, numbers
 from idiolect.deploy.bundle import Bundle, log_probabilities
 from idiolect.deploy.samples import stream
 from idiolect.deploy.schema import About
+from idiolect.simulation.thresholds import HALF
 
 # N samples, C classes, D numbers of a target
 
@@ -58,6 +59,10 @@ def predict(
     data, and where the bundle was made from a site's samples ``NAME_std``, the standard deviation of errors. With
     ``level`` there are ``NAME_low`` and ``NAME_high``, between which the number is for this share of samples.
 
+    Where a sample can have several labels, ``labels`` has those that are predicted, joined by "|", and ``p_LABEL`` the
+    probability of each. With ``level``, ``labels`` has those that a sample has, and ``undecided`` those that it may
+    have: for this share of samples, a label in ``labels`` is there, and one in neither is not.
+
     Args:
         bundle: with a model that is ready.
         where: the samples: a table, a folder of images, one of these in a .gz or .zip, or a pattern of tables.
@@ -75,7 +80,7 @@ def predict(
         RunError: the disk is full.
     """
     _check_name(out)
-    tables = table_of(bundle, level)
+    tables = table_of(bundle, level, client)
     bundle.ready()
     model, method = bundle.model(client), bundle.predicting
     return save(out, (
@@ -84,7 +89,9 @@ def predict(
     ))  # fmt: skip
 
 
-def table_of(bundle: Bundle, level: float | None) -> Callable[[Tensor, pd.DataFrame], pa.Table]:
+def table_of(
+    bundle: Bundle, level: float | None, client: str | int | None = None
+) -> Callable[[Tensor, pd.DataFrame], pa.Table]:
     """What makes a table of what a model predicts (N, ...) and of columns beside it; see ``predict``.
 
     Raises:
@@ -94,8 +101,13 @@ def table_of(bundle: Bundle, level: float | None) -> Callable[[Tensor, pd.DataFr
     if about.targets:
         half_D = None if level is None else numbers.half_widths(about, level)
         return lambda scaled_ND, beside: number_table(numbers.unscaled(scaled_ND, about.targets), about, half_D, beside)
+    at = bundle.thresholds(client)
+    if about.labels:
+        half_L = None if level is None else numbers.half_widths(about, level)
+        names = (labels.UNDECIDED, labels.LABELS, *(f"p_{name}" for name in about.labels))
+        return lambda logp_NL2, beside: labels.table(logp_NL2, about, at, half_L, _beside(beside, names))
     threshold = None if level is None else threshold_of(bundle, level)
-    return lambda logp_NC, beside: prediction_table(logp_NC.exp(), about.classes, threshold, beside)
+    return lambda logp_NC, beside: prediction_table(logp_NC.exp(), about.classes, threshold, beside, *at)
 
 
 def finite(output_NC: Tensor, *, of_numbers: bool = False) -> Tensor:
@@ -105,7 +117,7 @@ def finite(output_NC: Tensor, *, of_numbers: bool = False) -> Tensor:
         InputError: some are none, as where a network of one's own divides by the length of an empty text.
     """
     wrong_NC = ~output_NC.isfinite() if of_numbers else output_NC.isnan() | output_NC.isposinf()
-    if count := int(wrong_NC.any(1).sum()):
+    if count := int(wrong_NC.flatten(1).any(1).sum()):
         raise InputError(
             f"the model gives no prediction for {count} of {len(output_NC)} samples, because its network makes "
             "numbers that are not finite from them, as from an empty text: leave them out, or mend the network"
@@ -139,10 +151,12 @@ def _check_name(out: Path) -> None:
         raise InputError(f"out={out} is not a name that idiolect writes: end it in .parquet or .csv")
 
 
-def prediction_table(p_NC: Tensor, classes: Sequence[str], threshold: float | None, beside: pd.DataFrame) -> pa.Table:
-    """Probabilities as a table; see ``predict``."""
+def prediction_table(
+    p_NC: Tensor, classes: Sequence[str], threshold: float | None, beside: pd.DataFrame, second: float = HALF
+) -> pa.Table:
+    """Probabilities as a table; see ``predict``. Of two classes, the second is predicted above a probability."""
     names = pa.array(classes, pa.string())
-    label = names.take(pa.array(p_NC.argmax(1).numpy()))
+    label = names.take(pa.array((p_NC.argmax(1) if second == HALF else (p_NC[:, 1] > second).long()).numpy()))
     columns = _beside(beside, (_LABEL, "set"))
     if threshold is not None:
         inside_NC = p_NC >= threshold

@@ -18,6 +18,7 @@ from idiolect.core import tree
 from idiolect.core.errors import InputError
 from idiolect.core.network import watching
 from idiolect.core.tree import Tree
+from idiolect.deploy import labels
 from idiolect.deploy.bundle import Bundle, Personal
 from idiolect.deploy.harm import fold_numbers
 from idiolect.deploy.on_features import on_features
@@ -57,7 +58,7 @@ class Reference(NamedTuple):
     """The Gaussians that a sample's distance is to; they are made without it."""
     distance_N: Tensor
     value_ND: Tensor | None = None
-    """What the global model predicts of them, as scaled numbers; None of classes."""
+    """What the global model predicts of them: scaled numbers, or probabilities of labels; None of classes."""
 
 
 def features(bundle: Bundle, x_R: Tree) -> tuple[Tensor, Tensor]:
@@ -104,13 +105,14 @@ def make(z_Nd: Tensor, y_N: Tensor, said_N: Tensor, key: Tensor, group_N: Tensor
 
 
 def of_site(bundle: Bundle, samples: Samples, said_N: Tensor, key: Tensor) -> bytes:
-    """The file of a site's reference; see ``make``. Samples with numbers are all of one class."""
+    """The file of a site's reference; see ``make``. Samples with numbers or labels are all of one class."""
     bundle, samples = on_features(bundle, samples)
     group_N = samples.group_N if samples.group_N is not None and len(torch.unique(samples.group_N)) > 1 else None
     z_Nd, output_NC = features(bundle, samples.x_N)
-    if bundle.about.targets:
+    if not bundle.about.classes:
         one_N = torch.zeros(len(z_Nd), dtype=torch.int64)
-        return content(make(z_Nd, one_N, one_N, key, group_N)._replace(value_ND=output_NC))
+        value_ND = output_NC if bundle.about.targets else labels.probabilities(output_NC)
+        return content(make(z_Nd, one_N, one_N, key, group_N)._replace(value_ND=value_ND))
     return content(make(z_Nd, samples.y_N, said_N, key, group_N))
 
 
@@ -179,7 +181,7 @@ def _check(reference: Reference, about: About) -> None:
         "class_P": (p,), "share_P": (p,), "confusion_PP": (p, p), "near_HP": (2, p), "count_HP": (2, p),
         "mean_HPd": (2, p, d), "cov_HD": (2, d * (d + 1) // 2), "half_N": (n,), "distance_N": (n,),
     }  # fmt: skip
-    shapes |= {"value_ND": (n, len(about.targets))} if about.targets else {}
+    shapes |= {"value_ND": (n, about.outputs)} if not about.classes else {}
     if {name: tuple(a.shape) for name, a in reference._asdict().items() if a is not None} != shapes:
         raise ValueError("its tensors have other shapes")
     if not 0 <= int(reference.class_P.min()) <= int(reference.class_P.max()) < max(1, len(about.classes)):

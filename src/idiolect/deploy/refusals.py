@@ -7,31 +7,19 @@ from pathlib import Path
 from typing import Any
 
 from idiolect.core.errors import InputError, option
-from idiolect.data import FederatedData
 
 
-def check_task(run: Path, federation: FederatedData, study: Mapping[str, Any], client: str | int | None) -> None:
+def check_task(run: Path, study: Mapping[str, Any], client: str | int | None) -> None:
     """Check that a bundle can hold what a run has learnt.
 
     Args:
         run: the run's folder.
-        federation: the run's data.
         study: the settings of the method, as in ``study.yaml``.
         client: as for ``make.make``.
 
     Raises:
-        InputError: samples have several labels, thresholds were chosen, or classes have weights and a new client is to
-            train with them.
+        InputError: classes have weights, and a new client is to train with them.
     """
-    if federation.task == "multilabel":
-        raise InputError(
-            f"{run} predicts several labels, and bundles hold models of one target as yet: use its tables and page"
-        )
-    if (how := (study.get("protocol") or {}).get("threshold", "half")) != "half":
-        raise InputError(
-            f"{run} predicts from a threshold on (protocol threshold={how}), which bundles do not keep as yet: run the "
-            "study without threshold"
-        )
     if client is None and (study.get("class_weights") or {}).get("name", "none") != "none":
         raise InputError(
             f"{run} weighs classes in its loss, and the training of a new client from a bundle does not as yet: give "

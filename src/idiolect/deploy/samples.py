@@ -9,10 +9,13 @@ from typing import NamedTuple
 
 import numpy as np
 import pandas as pd
+import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
+from idiolect.core import tree
 from idiolect.core.errors import InputError, listed, nearest, option
+from idiolect.core.objectives import TaskName
 from idiolect.core.tree import Tree
 from idiolect.data.custom import dates, images, streaming, tables
 from idiolect.data.custom.columns import by_value, fold, missing, text_of
@@ -23,13 +26,13 @@ from idiolect.data.custom.parts import Part
 from idiolect.data.custom.questions import columns_asked
 from idiolect.data.custom.text_files import Roles
 from idiolect.data.custom.texts import joined
+from idiolect.data.custom.unlabelled import labelled_rows
 from idiolect.data.custom.windows import windows
 from idiolect.data.datasets.dataset import Encoding
 from idiolect.data.text.tokens import Tokens, filled_up, unit
 from idiolect.deploy import array_files, units
 from idiolect.deploy.groups import group_numbers, group_of
 from idiolect.deploy.schema import Inputs, Scale, TargetPart
-from idiolect.deploy.target_columns import labels as labels
 from idiolect.deploy.target_columns import with_targets
 
 # R samples, N samples of this site, F features
@@ -49,7 +52,7 @@ class Samples(NamedTuple):
     x_N: Tree
     y_N: Tensor
     """Places among the bundle's classes, int64; where it predicts numbers, what its network learns of them (N, D),
-    float64."""
+    float64; where it predicts labels, 1 where a sample has one, else 0 (N, L), float64."""
     group_N: Tensor | None = None
     """Which samples belong together, int64; None where each stands for itself."""
 
@@ -71,8 +74,9 @@ def read(
     group_column: str | None = None,
     usual_group: str | None = None,
     targets: Sequence[TargetPart] = (),
+    labels: Sequence[str] = (),
 ) -> Samples:
-    """A site's samples with their labels or numbers.
+    """A site's samples with their classes, labels or numbers.
 
     Args:
         where: a table (.csv, .tsv, .data, .parquet, .jsonl, .arff), or a folder of images as ``<class>/<image>`` or
@@ -87,20 +91,24 @@ def read(
         group_column: the column that says which samples belong together.
         usual_group: that of the training, which counts where the site has such a column and no other is given.
         targets: the numbers that the bundle predicts, in place of classes.
+        labels: the labels of which a sample can have several, in place of classes.
 
     Raises:
         InputError: there is nothing of the kind, or its columns, labels or images are not what the bundle takes.
     """
-    names = [one.name for one in targets]
+    names = [one.name for one in targets] or list(labels)
     reader = Reader(inputs, str(where), resize=resize, as_is=[c for c in as_is if c not in names], form=form)
+    task: TaskName | None = "multilabel" if labels else None
     x_N: Tree | None = None
     if is_npz(where):
         x_N, part = array_files.read(where, reader, target, names)
+        x_N, part = _labelled(x_N, part, target, names, str(where), form, task)
     else:
-        given = "+".join(f'"{name}"' for name in names) if targets and target is None else target
-        [part] = streaming.whole(where, target=given, roles=reader.roles(given, names))
+        given = "+".join(f'"{name}"' for name in names) if names and target is None else target
+        [part] = streaming.whole(where, target=given, roles=reader.roles(given, names), task=task)
         reader.check(part)
-    frame, y_N, goal = with_targets(form.known(part.frame), classes, targets, target, str(where), as_is)
+    reader.beside = [str(c) for c in part.frame]
+    frame, y_N, goal = with_targets(form.known(part.frame), classes, targets, labels, target, str(where), as_is)
     if not len(y_N):
         raise InputError(f"{where} has no samples: give some")
     group = group_of(frame.drop(columns=goal[1:]), goal[0], group_column, usual_group, str(where))
@@ -108,6 +116,18 @@ def read(
     group_N = None if group is None else group_numbers(frame[group], group, str(where))
     x_N = reader.encode(Part(beside, part.pictures)) if x_N is None else x_N
     return Samples(x_N, y_N, group_N)
+
+
+def _labelled(
+    x_N: Tree, part: Part, target: str | None, numbers: Sequence[str], where: str, form: Form, task: TaskName | None
+) -> tuple[Tree, Part]:
+    """The samples in arrays that have labels, or numbers."""
+    goal = "+".join(f'"{name}"' for name in numbers) if numbers and set(numbers) <= set(part.frame) else target
+    is_there_N = labelled_rows(part.frame, goal, where, form, task)
+    if is_there_N is None:
+        return x_N, part
+    kept_N = torch.from_numpy(is_there_N)
+    return tree.map(lambda x: x[kept_N], x_N), Part(part.frame[is_there_N].reset_index(drop=True))
 
 
 def stream(
@@ -148,6 +168,8 @@ class Reader:
         self.inputs, self.where, self._resize, self._keep = inputs, where, resize, keep
         self.names: dict[str, str] = {}
         """The site's name of a column by the bundle's, where they differ, and the other way round."""
+        self.beside: list[str] = []
+        """Columns of the site's table that may be left out of what is encoded."""
         self._by_name = {fold(e.name): e for e in inputs.columns} | {e.name: e for e in inputs.columns}
         self._as_is, self._sentences = set(as_is), set[str]()
         if unknown := [c for c in as_is if c not in {e.name for e in inputs.columns}]:
@@ -203,7 +225,7 @@ class Reader:
     def _known(self, frame: pd.DataFrame) -> pd.DataFrame:
         """The frame whose features are empty where they have marks of missing values."""
         features = [str(c) for c in frame if self._column(str(c)) is not None]
-        return self._form.known_features(self._form.known(frame), features)
+        return self._form.known_features(self._form.known(frame, self.beside), features)
 
     def check(self, part: Part) -> None:
         """Check that samples are of the bundle's kind.

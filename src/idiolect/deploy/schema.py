@@ -8,6 +8,7 @@ from typing import Annotated, Any, Literal, Self
 from pydantic import AfterValidator, BaseModel, ConfigDict, Field, model_validator
 
 from idiolect.core import inputs as forms
+from idiolect.core.evaluation_protocol import Threshold
 from idiolect.core.method import Augment
 from idiolect.core.objectives import OBJECTIVES, Objective, TaskName
 from idiolect.core.option_spec import Spec, complete
@@ -248,6 +249,8 @@ class Provenance(_Part):
 class ErrorsPart(_Part):
     """How far a site's model was from a number of the target, in its units, for samples that it was made without.
 
+    Of a label, how far its probability was from 1 where a sample has it, and from 0 where it has not.
+
     Attributes:
         std: the root of the mean squared error.
         sizes: the absolute errors, sorted.
@@ -280,7 +283,7 @@ class Site(_Part):
             groups. () where each sample stands for itself.
         prior_shift: for each class the log of its proportion now over that in the site's samples, where the model was
             adapted to other proportions.
-        errors: of each number of the target.
+        errors: of each number of the target, or label.
     """
 
     ships: Literal["global", "personal", "local", "blend"]
@@ -308,8 +311,11 @@ class About(_Part):
         version: of this format.
         kind: "join": what a new client gets, from which a site makes its own model; "models": personal models that are
             ready to predict.
-        classes: the names of the classes; () where numbers are predicted.
+        classes: the names of the classes; () where numbers or several labels are predicted.
         targets: the numbers that are predicted; () where classes are.
+        labels: the names of those of which a sample can have several; () where classes or numbers are predicted.
+        threshold: how it is chosen from which probability on a label, or the second of two classes, is predicted.
+        thresholds: for each model those of the labels, or that of the second class; () for 1/2.
         models: the names of the personal models, in the order in which they are stored.
         files: SHA-256 of each other file of the folder.
     """
@@ -321,6 +327,9 @@ class About(_Part):
     network: NetworkPart
     classes: tuple[_Name, ...] = Field(default=(), max_length=100_000)
     targets: tuple[TargetPart, ...] = Field(default=(), max_length=100_000)
+    labels: tuple[_Name, ...] = Field(default=(), max_length=100_000)
+    threshold: Threshold = "half"
+    thresholds: tuple[tuple[Annotated[float, Field(ge=0, le=1)], ...], ...] = ()
     clients: _Count
     training: TrainingPart
     inputs: Inputs
@@ -335,7 +344,7 @@ class About(_Part):
     @property
     def task(self) -> TaskName:
         """What is predicted."""
-        return "regression" if self.targets else "classification"
+        return "regression" if self.targets else "multilabel" if self.labels else "classification"
 
     @property
     def objective(self) -> Objective:
@@ -345,17 +354,29 @@ class About(_Part):
     @property
     def outputs(self) -> int:
         """How many numbers the network returns for a sample."""
-        return len(self.targets or self.classes)
+        return len(self.targets or self.labels or self.classes)
 
     @model_validator(mode="after")
     def _classes_or_targets(self) -> Self:
-        if bool(self.classes) == bool(self.targets):
-            raise ValueError("classes and targets: it has both or neither")
-        names = [target.name for target in self.targets]
+        if sum(map(bool, (self.classes, self.targets, self.labels))) != 1:
+            raise ValueError("classes, targets and labels: it has several of them or none")
+        names = [target.name for target in self.targets] or self.labels
         if len(set(names)) < len(names):
-            raise ValueError("targets: a name occurs twice")
-        if self.site and self.site.errors and len(self.site.errors) != len(self.targets):
-            raise ValueError("site.errors does not have one for each number of the target")
+            raise ValueError("targets or labels: a name occurs twice")
+        if self.site and self.site.errors and len(self.site.errors) != len(names):
+            raise ValueError("site.errors does not have one for each number of the target, or label")
+        return self
+
+    @model_validator(mode="after")
+    def _threshold_of_every_model(self) -> Self:
+        count = len(self.labels) or 1
+        if self.thresholds and (
+            self.targets
+            or (self.classes and len(self.classes) != 2)
+            or len(self.thresholds) != len(self.models)
+            or any(len(of_one) != count for of_one in self.thresholds)
+        ):
+            raise ValueError("thresholds does not have one for each label, or for the second of two classes, by model")
         return self
 
     @model_validator(mode="after")

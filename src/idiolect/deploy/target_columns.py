@@ -15,7 +15,7 @@ from idiolect.core.errors import InputError, listed, option
 from idiolect.core.option_spec import split_names
 from idiolect.data.custom.columns import NUMBER, codes, find, find_target, missing, text_of
 from idiolect.data.custom.questions import answered
-from idiolect.deploy import units
+from idiolect.deploy import label_columns, units
 from idiolect.deploy.numbers import scaled
 from idiolect.deploy.schema import TargetPart
 
@@ -25,12 +25,13 @@ _FEW = 8  # numbers of which a mean and a spread say something
 
 
 def with_targets(
-    frame: pd.DataFrame, classes: Sequence[str], targets: Sequence[TargetPart], target: str | None, where: str,
-    as_is: Sequence[str],
+    frame: pd.DataFrame, classes: Sequence[str], targets: Sequence[TargetPart], several: Sequence[str],
+    target: str | None, where: str, as_is: Sequence[str],
 ) -> tuple[pd.DataFrame, Tensor, list[str]]:  # fmt: skip
-    """A table with the answer that a target asks for, the labels or numbers of its rows, and their columns.
+    """A table with the answer that a target asks for, the classes or numbers of its rows, and their columns.
 
-    The labels are places (N,) among the classes; the numbers are what networks learn of them (N, D).
+    The classes are places (N,) among the bundle's; the numbers are what networks learn of them (N, D); of ``several``
+    labels, 1 where a sample has one, else 0 (N, L).
 
     Raises:
         InputError: as ``labels``, ``columns_of`` and ``numbers_of``.
@@ -38,6 +39,9 @@ def with_targets(
     if targets:
         goal = columns_of([str(c) for c in frame], targets, target, where)
         return frame, numbers_of(frame, goal, targets, where, as_is), goal
+    if several:
+        goal = label_columns.columns_of([str(c) for c in frame], several, target, where)
+        return frame, label_columns.values_of(frame, goal, several, where), goal
     frame = answered(frame, target, where)
     label = find_target([str(c) for c in frame], target, where)
     return frame, torch.from_numpy(labels(frame[label], classes, where)), [label]

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -16,6 +16,7 @@ from idiolect.core import files
 from idiolect.core.errors import InputError
 from idiolect.core.objectives import number
 from idiolect.deploy import card, numbers, reference
+from idiolect.deploy import labels as labels_of
 from idiolect.deploy.bundle import Bundle, log_probabilities, write
 from idiolect.deploy.on_features import some_features
 from idiolect.deploy.reference import Reference
@@ -130,17 +131,18 @@ def watch(
     counts. Each half of the own samples is compared by Gaussians of the other half, and the smaller p counts twice. So
     the level of both holds for every distribution. The new proportions are estimated from what the site's model names.
 
-    Where numbers are predicted, features are tested as those of one class, and in place of labels what the global model
-    predicts: by the Kolmogorov-Smirnov test, the smallest p of the numbers of a target times their count. With targets
+    Where numbers or labels are predicted, features are tested as those of one class, and in place of classes what the
+    global model predicts: by the Kolmogorov-Smirnov test, the smallest p of the numbers times their count. With targets
     a third test compares absolute errors, by ranks: whether the new ones of the site's model are larger than those of
-    its own samples, which were predicted by models made without them.
+    its own samples, which were predicted by models made without them. Of a label, a prediction is its
+    probability, and an error how far this is from 1 where a sample has it, else from 0.
 
     The alarm is Holm's of all tests. Samples must be independent of each other.
 
     Args:
         bundle: that ``join`` wrote.
         x_M: new samples as stored, all at once or some at a time; without labels.
-        y_MD: of numbers, what networks learn of the targets, if they are known.
+        y_MD: of numbers or labels, what networks learn of the targets, if they are known.
         level: of the alarm, 0 to 1.
 
     Raises:
@@ -173,8 +175,9 @@ def watch(
             if classes:
                 said_C += torch.bincount(output_BC.argmax(1), minlength=classes)
             else:
-                new_outputs.append(global_BC)
-                site_outputs.append(output_BC.double())
+                is_number = bool(bundle.about.targets)
+                new_outputs.append(global_BC if is_number else labels_of.probabilities(global_BC))
+                site_outputs.append(output_BC.double() if is_number else labels_of.probabilities(output_BC))
     if (count := int(near_HP[0].sum())) < LEAST:
         raise InputError(f"{count} new samples are too few to tell whether something moved: give {LEAST} or more")
     features = _features(own, [torch.cat(distances) for distances in far])
@@ -184,10 +187,11 @@ def watch(
         return _judged(result._replace(labels=labels))
     result = result._replace(predictions=_predictions(bundle.about, own, torch.cat(new_outputs)))
     if y_MD is not None:
-        error_MD = (torch.cat(site_outputs) - y_MD) * numbers.moments(bundle.about.targets)[1]
-        result = result._replace(
-            errors=_errors(bundle.about, error_MD.numpy()), intervals=_intervals(bundle.about, error_MD.numpy())
-        )
+        error_MD = torch.cat(site_outputs) - y_MD
+        if bundle.about.targets:
+            error_MD = error_MD * numbers.moments(bundle.about.targets)[1]
+            result = result._replace(intervals=_intervals(bundle.about, error_MD.numpy()))
+        result = result._replace(errors=_errors(bundle.about, error_MD.numpy()))
     return _judged(result)
 
 
@@ -208,8 +212,10 @@ def _predictions(about: About, own: Reference, value_MD: Tensor) -> Means:
     assert own.value_ND is not None
     pairs = list(zip(own.value_ND.T.numpy(), value_MD.T.numpy(), strict=True))
     p = min(1.0, len(pairs) * min(shift.distributions_differ(*pair) for pair in pairs))
-    before_D, now_D = (numbers.unscaled(part, about.targets).mean(0).tolist() for part in (own.value_ND, value_MD))
-    names = [target.name for target in about.targets]
+    both = (own.value_ND, value_MD)
+    if about.targets:
+        both = (numbers.unscaled(own.value_ND, about.targets), numbers.unscaled(value_MD, about.targets))
+    (before_D, now_D), names = (part.mean(0).tolist() for part in both), _names(about)
     return Means(p, dict(zip(names, before_D, strict=True)), dict(zip(names, now_D, strict=True)), False)
 
 
@@ -218,10 +224,15 @@ def _errors(about: About, error_MD: NDArray[np.float64]) -> Means:
     size_MD = np.abs(error_MD)
     own = [np.array(part.sizes) for part in about.site.errors]
     tests = [shift.ranks(own_N, new_M, larger=True) for own_N, new_M in zip(own, size_MD.T, strict=True)]
-    names = [target.name for target in about.targets]
+    names = _names(about)
     before = {name: float(own_N.mean()) for name, own_N in zip(names, own, strict=True)}
     now = dict(zip(names, size_MD.mean(0).tolist(), strict=True))
     return Means(min(1.0, len(tests) * min(test.p for test in tests)), before, now, False)
+
+
+def _names(about: About) -> Sequence[str]:
+    """Of the numbers, or the labels."""
+    return [target.name for target in about.targets] or about.labels
 
 
 def _intervals(about: About, error_MD: NDArray[np.float64]) -> dict[str, conformal.Quality]:
@@ -329,7 +340,8 @@ def adapt(bundle: Bundle, result: WatchResult, out: Path) -> Bundle:
     few = ", ".join(f"{name} {100 * s:.0f}%" for name, s in zip(names, share_P.tolist(), strict=True))
     why = f"{site.why}. Since then the proportions of the classes changed, and its probabilities are for these: {few}"
     changes = {"prior_shift": tuple(shift_C.tolist()), "scores": (), "score_weights": (), "why": why}
-    about = bundle.about.model_copy(update={"site": site.model_copy(update=changes)})
+    changed = {"site": site.model_copy(update=changes), "thresholds": ()}  # which were chosen for the old proportions
+    about = bundle.about.model_copy(update=changed)
     model = bundle.model()
     more = {reference.FILE: reference.content(own._replace(share_P=share_P, near_HP=torch.tensor(result.near)))}
     return write(out, about, model.down.shared, [(model.down.own, model.client)], card.text(about), more=more)

@@ -59,12 +59,12 @@ def preview(
     inputs, classes = common_form({kit.site: offer, "others": offer}, task)
     share = 0.0 if asked is None else asked.protocol.validation
     division = {} if asked is None else division_of(asked)
-    ready = samples.encode(inputs, classes, 0, kit.number, look=False, **division)
+    ready = samples.encode(inputs, classes, 0, kit.number, look=False, labels=offer.targets, **division)
     if asked is not None and is_frozen(asked):
         _check(policy, asked, study)
         ready = SiteFeatures(state, Vault.of(state, key)).of(asked, ready)
     own = sums(ready, len(classes))
-    measured = "errors, R2" if offer.targets else "accuracy, loss"
+    measured = "F1, loss" if offer.labels else "errors, R2" if offer.targets else "accuracy, loss"
     yield f"Then, {len(pack({}, by_path('sums', own._asdict()))):,} bytes of counts and sums for the normalisation:"
     yield from _rows(by_path("sums", own._asdict()))
     parts = f"test samples{' and validation samples' * bool(share)}"
@@ -77,7 +77,14 @@ def preview(
     others = [f"client {k}" for k in range(kit.number)]  # who have nothing, as far as this site knows
     how = normalise_of(whole)
     agreement = agree(
-        inputs, classes, {kit.site: own}, how, Backbone.of(whole), frozen=is_frozen(whole), predicted=offer.targets
+        inputs,
+        classes,
+        {kit.site: own},
+        how,
+        Backbone.of(whole),
+        frozen=is_frozen(whole),
+        predicted=offer.targets,
+        labels=offer.labels,
     )
     agreement = agreement.among([*others, kit.site])
     if whole.secure_aggregation:

@@ -21,7 +21,7 @@ from idiolect.core.objectives import TaskName
 from idiolect.core.option_spec import Spec, split_list
 from idiolect.core.schedules import check_schedule
 from idiolect.data import FederatedData, Normalise, Source
-from idiolect.data.datasets.dataset import Header
+from idiolect.data.datasets.dataset import Header, Unlabelled
 from idiolect.data.partitions.apart import complete_splitting
 from idiolect.simulation import Job, thresholds
 from idiolect.simulation.attacks import flip_labels, on_uploads
@@ -85,6 +85,7 @@ class Study(Display, LocalTraining):
     header: Header | None = field("header")
     columns: str | None = field("columns")
     missing: str | None = field("missing")
+    unlabelled: Unlabelled | None = field("unlabelled")
     layout: str | None = field("layout")
     partition: Any = field("partition")
     split: Annotated[Spec, pydantic.AfterValidator(complete_splitting)] = field("split")

@@ -19,7 +19,7 @@ METHODS, DATA, PARTITION, SHIFTS, TRAINING, OUTPUT = "Methods", "Data", "Partiti
 DEFENCE = "Privacy and attacks"
 OWN_DATA = (
     "target", "task", "client_column", "group_column", "drop", "resize", "text", "tokens", "max_tokens", "header",
-    "columns", "missing", "layout",
+    "columns", "missing", "unlabelled", "layout",
 )  # fmt: skip
 """The settings that say how the user's own ``data`` are read."""
 
@@ -107,6 +107,9 @@ SETTINGS = {
     "missing": Setting(
         DATA, "Marks of missing values beside NA, ? and the like, joined by +: -9, or of one column chol=0.",
         metavar="MARKS",
+    ),
+    "unlabelled": Setting(
+        DATA, "Rows whose target is missing: error, or drop to leave them out.", unset="error", metavar="HOW"
     ),
     "layout": Setting(
         DATA, "What the paths of images say, as {class}/{class}/*_{client}.", unset="client/class, or class",

@@ -35,7 +35,8 @@ def source_of(study: Study) -> Source:
             study.data, target=study.target, client_column=study.client_column, group_column=study.group_column,
             drop=study.drop, resize=study.resize,
             task=study.task, text=study.text, tokens=tokens, max_tokens=study.max_tokens,
-            header=study.header, columns=study.columns, missing=study.missing, layout=study.layout,
+            header=study.header, columns=study.columns, missing=study.missing, unlabelled=study.unlabelled,
+            layout=study.layout,
         )  # fmt: skip
     folder = None if study.data_dir is None else Path(os.path.expanduser(study.data_dir))
     if folder and not folder.is_dir():

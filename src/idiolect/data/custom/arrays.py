@@ -18,9 +18,11 @@ from idiolect.core.errors import InputError
 from idiolect.core.objectives import TaskName
 from idiolect.core.tree import Tree
 from idiolect.data.custom.columns import codes, labels, listed, shift_of, without_nan
+from idiolect.data.custom.form import form_of
 from idiolect.data.custom.names import look
 from idiolect.data.custom.target import target_of
 from idiolect.data.custom.texts import list_of_texts
+from idiolect.data.custom.unlabelled import rows_with_target
 from idiolect.data.datasets.dataset import Column, Encoding, Source
 from idiolect.data.text.encoders import Encoder
 from idiolect.data.text.tokens import Tokens, ids_of, tokens_of
@@ -52,6 +54,7 @@ def from_arrays(
     test: Sequence[Any] | None = None,
     tokens: str | Encoder | None = None,
     max_tokens: int | None = None,
+    unlabelled: str | None = None,
 ) -> Source:
     """A data set from NumPy arrays, torch tensors or lists.
 
@@ -75,6 +78,7 @@ def from_arrays(
         test: an official test split (x, y) or (x, y, clients).
         tokens: what a text is divided into: "words" (the default), "characters", "bytes", or an ``Encoder``.
         max_tokens: of a text that are used, 256 by default; longer texts are cut.
+        unlabelled: "drop" leaves samples without a label or number out; by default they are an error.
 
     Raises:
         InputError: lengths or shapes do not fit, a label is missing or infinite, an array is masked, or a number is
@@ -87,17 +91,22 @@ def from_arrays(
     samples = _samples([part[0] for part in splits], tokens, max_tokens)
     counts, table = samples.counts, bool(samples.encodings)
     goal = _goal([part[1] for part in splits], counts, task, class_names)
+    beside = {} if clients is None else {"client": _column([part[2] for part in splits], counts, "clients")}
+    beside |= {} if groups is None else {"group": _column([groups], [sum(counts)], "groups")}
+    is_there_R = rows_with_target(goal, listed, form_of(unlabelled=unlabelled).unlabelled, task)
+    if is_there_R is not None:
+        samples = samples.of(is_there_R)
+        goal, beside = ({name: _kept(values, is_there_R) for name, values in of.items()} for of in (goal, beside))
     if class_names is None or len(goal) > 1:
         y_R, names, targets = target_of(goal, {name: name for name in goal}, task, table=table)
     else:
         y_R, names = _classes(goal, class_names, task)
         targets = None
     columns = {}
+    for column, values in beside.items():
+        columns[column] = Column(*codes(values, f"{column}s"))
     if clients is not None:
-        columns["client"] = Column(*codes(_column([part[2] for part in splits], counts, "clients"), "clients"))
         look("clients", "client", columns["client"].code_R, columns["client"].names)
-    if groups is not None:
-        columns["group"] = Column(*codes(_column([groups], [sum(counts)], "groups"), "groups"))
     return Source(
         name=name,
         x_R=samples.x_R,
@@ -106,7 +115,7 @@ def from_arrays(
         class_names=names,
         mean=None,
         std=None,
-        train_rows=counts[0],
+        train_rows=samples.counts[0],
         columns=columns,
         client_column=None if clients is None else "client",
         group_column=None if groups is None else "group",
@@ -126,6 +135,12 @@ class _Samples(NamedTuple):
     tokens: Tokens | None = None
     sizes: int | dict[str, int] = 0
     """Of ids, one more than the largest, by name where there are several tensors."""
+
+    def of(self, is_kept_R: NDArray[np.bool_]) -> _Samples:
+        """Some of them."""
+        ends = np.cumsum(self.counts)[:-1]
+        counts = [int(part.sum()) for part in np.split(is_kept_R, ends)]
+        return self._replace(x_R=tree.map(lambda x: x[torch.from_numpy(is_kept_R)], self.x_R), counts=counts)
 
 
 def _several(splits: Sequence[Any], what: Sequence[str]) -> _Samples:
@@ -185,6 +200,10 @@ def _of_one(splits: Sequence[Any], what: Sequence[str], least: int = 2) -> _Samp
     encodings = _encodings(every_R) if every_R.ndim == 2 and least == 2 else ()
     every_R = _writable(every_R) if _is_images(every_R) else _float32(every_R, encodings)
     return _Samples(torch.from_numpy(every_R), [len(part) for part in rows], encodings)
+
+
+def _kept(values: pd.Series[Any], is_kept_R: NDArray[np.bool_]) -> pd.Series[Any]:
+    return values[is_kept_R].reset_index(drop=True)
 
 
 def duplicates(x_R: Tree, code_R: NDArray[np.int64]) -> Duplicates:

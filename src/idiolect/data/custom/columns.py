@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Collection, Iterable, Sequence
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from typing import Any
 
 import numpy as np
@@ -71,6 +71,22 @@ def columns_to_drop(columns: Sequence[str], drop: Iterable[str], where: str) -> 
             hint = f"; {PLUS}" if "+" in text else ""
             raise InputError(f"drop: {where} has no column {name!r}; {_meant(name, columns)}{hint}")
     return [name for _, name in names]
+
+
+def check_roles(columns: Mapping[str, Sequence[str | None]]) -> None:
+    """Check that no column has two roles.
+
+    Raises:
+        InputError: one has.
+    """
+    roles: dict[str, list[str]] = {}
+    for role, names in columns.items():
+        for name in names:
+            if name is not None:
+                roles.setdefault(name, []).append(role)
+    if twice := next((name for name, several in roles.items() if len(several) > 1), None):
+        every = [f"{role} {listed([n for n in names if n])}" for role, names in columns.items() if any(names)]
+        raise InputError(f"{listed(every, between=' and ')} must be different columns, and {twice!r} is in two")
 
 
 def find_target(columns: Sequence[str], target: str | None, where: str) -> str:

@@ -24,7 +24,7 @@ from idiolect.core.objectives import TaskName
 from idiolect.data.custom.archives import GZIP, ZIP, unpacked
 from idiolect.data.custom.arff import arff
 from idiolect.data.custom.columns import listed
-from idiolect.data.custom.form import NAMELESS, form_of
+from idiolect.data.custom.form import NAMELESS, Form, form_of
 from idiolect.data.custom.hub import HUB_NAME, ON_HUB, from_disk, from_hub, reason
 from idiolect.data.custom.image_folders import TABLES, TEXT_FILES, by_levels, images_in, in_memory, metadata_of
 from idiolect.data.custom.images import EncodedImage
@@ -38,6 +38,7 @@ from idiolect.data.custom.several import folder_of, is_pattern, matches, names_o
 from idiolect.data.custom.splits import are_splits, choose_splits, is_split
 from idiolect.data.custom.text_files import PICTURES, Roles, check_target, read_csvs
 from idiolect.data.custom.texts import Reading
+from idiolect.data.custom.unlabelled import Lines, labelled
 from idiolect.data.datasets.dataset import Source
 from idiolect.data.text.encoders import Encoder
 
@@ -63,6 +64,7 @@ def open_data(
     header: str | None = None,
     columns: str | None = None,
     missing: str | None = None,
+    unlabelled: str | None = None,
     layout: str | None = None,
     outside: bool = False,
 ) -> Source:
@@ -95,6 +97,7 @@ def open_data(
         columns: names for the columns of such a file, in their order, joined by +.
         missing: marks of missing values in features beside the usual ones, joined by +; one of a single column as
             COLUMN=MARK, for example ``chol=0``.
+        unlabelled: "drop" leaves rows without a target out; by default they are an error.
         layout: what the paths of images say, as ``{class}/{class}/*_{client}``: a name in braces for a part, of several
             parts with one name all of them, and * for what says nothing.
         outside: whether files in other places are read, which a link in the folder or a name in a table (``file_name``,
@@ -107,7 +110,8 @@ def open_data(
     options: dict[str, Any] = {
         "target": target, "client_column": client_column, "group_column": group_column, "drop": drop, "resize": resize,
         "task": task,
-        "reading": Reading(text, tokens, max_tokens), "form": form_of(header, columns, missing), "layout": layout,
+        "reading": Reading(text, tokens, max_tokens), "form": form_of(header, columns, missing, unlabelled),
+        "layout": layout,
     }  # fmt: skip
     try:
         return _open(where, options, outside)
@@ -233,6 +237,31 @@ def _texts(paths: Sequence[Path], options: dict[str, Any], within: Within | None
 
 
 def _table(path: Path, options: dict[str, Any], within: Within | None, texts: Mapping[Path, pd.DataFrame]) -> Part:
+    """The rows of one table that have a target, with an image for each if it contains images or their files' names."""
+    return with_target(path, _rows(path, options, within, texts), options)
+
+
+def with_target(path: Path, part: Part, options: Mapping[str, Any]) -> Part:
+    """The samples of a table that have a target.
+
+    Args:
+        path: of the table.
+        part: all its samples; the index of a text file's has the numbers of its rows.
+        options: ``target``, ``form`` and, if it is known, ``task``.
+
+    Raises:
+        InputError: as ``labelled``.
+    """
+    form: Form = options["form"]
+    lines = Lines.counted(len(part.frame), 1)
+    if path.suffix.lower() in TEXT_FILES:
+        how = "counting from 1" if form.nameless else "where the names of the columns are row 1"
+        lines = Lines(part.frame.index.to_numpy(), how)
+    frame = part.frame.reset_index(drop=True)
+    return Part(*labelled(frame, part.pictures, options["target"], str(path), form, options.get("task"), lines))
+
+
+def _rows(path: Path, options: dict[str, Any], within: Within | None, texts: Mapping[Path, pd.DataFrame]) -> Part:
     """One table, with an image for each row if it contains images or the names of their files."""
     if within:
         within.check([path])
@@ -342,7 +371,7 @@ def beside_metadata(
     path = metadata_of(folder)
     if path is None:
         raise InputError(f"{folder} has no metadata.csv, which the other split has: add it")
-    part = _table(path, options, within, _texts([path], options, within) if texts is None else texts)
+    part = _rows(path, options, within, _texts([path], options, within) if texts is None else texts)
     if part.pictures is None:
         raise InputError(
             f"{path} has no column file_name ({listed(part.frame)}): give this name to the column of the image files"
@@ -350,7 +379,7 @@ def beside_metadata(
     beside = len(images_in(folder, None)) - len({picture.data for picture in part.pictures})
     if beside > 0:
         log.warning("%s: %d images are not in %s and are left out", folder, beside, path.name)
-    return part
+    return with_target(path, part, options)
 
 
 def _nothing(path: Path) -> InputError:

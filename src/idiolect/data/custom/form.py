@@ -1,9 +1,12 @@
-"""How tables are written, where they do not say it themselves: names of columns, and marks of missing values."""
+"""How tables are written, where they do not say it themselves: names of columns, marks of missing values.
+
+Also what becomes of rows whose target is missing.
+"""
 
 from __future__ import annotations
 
 from collections.abc import Collection, Mapping, Sequence
-from typing import Any, NamedTuple, get_args
+from typing import Any, NamedTuple, cast, get_args
 
 import numpy as np
 import pandas as pd
@@ -11,7 +14,7 @@ import pandas as pd
 from idiolect.core.errors import InputError, listed, nearest
 from idiolect.core.option_spec import split_names
 from idiolect.data.custom.columns import NUMBER
-from idiolect.data.datasets.dataset import Header
+from idiolect.data.datasets.dataset import Header, Unlabelled
 
 # R rows
 
@@ -26,11 +29,13 @@ class Form(NamedTuple):
         nameless: whether the first line of a text file is a row.
         names: of all columns then; () for 1, 2, ...
         missing: marks of missing values beside the usual ones, for all features, or for one column as COLUMN=MARK.
+        unlabelled: "drop" leaves rows without a target out; they are an error otherwise.
     """
 
     nameless: bool = False
     names: tuple[str, ...] = ()
     missing: tuple[str, ...] = ()
+    unlabelled: Unlabelled | None = None
 
     def names_for(self, width: int) -> list[str]:
         """The names of so many columns."""
@@ -60,13 +65,14 @@ class Form(NamedTuple):
             what = "columns" if self.names else "header"
             raise InputError(f"{what} is for files ending in {listed(NAMELESS)} without names: leave it out")
 
-    def known(self, frame: pd.DataFrame) -> pd.DataFrame:
-        """A table whose cells with marks of their column are empty.
+    def known(self, frame: pd.DataFrame, columns: Collection[str] = ()) -> pd.DataFrame:
+        """A table whose cells with marks of their column are empty; ``columns`` may have marks and are not in it.
 
         Raises:
             InputError: as ``marks``.
         """
-        by = self.marks([str(c) for c in frame])
+        by = self.marks([*map(str, frame), *columns])
+        by = {name: marks for name, marks in by.items() if name in frame}
         return _emptied(frame, {name: marks for name, marks in by.items() if name is not None})
 
     def known_features(self, frame: pd.DataFrame, features: Collection[str]) -> pd.DataFrame:
@@ -75,13 +81,17 @@ class Form(NamedTuple):
         return _emptied(frame, dict.fromkeys(features, usual)) if usual else frame
 
 
-def form_of(header: str | None = None, columns: str | None = None, missing: str | Sequence[str] | None = None) -> Form:
+def form_of(
+    header: str | None = None, columns: str | None = None, missing: str | Sequence[str] | None = None,
+    unlabelled: str | None = None,
+) -> Form:  # fmt: skip
     """The form that settings say.
 
     Args:
         header: "none" where the first line of a text file is a row.
         columns: names for the columns of such a file, joined by +.
         missing: marks of missing values, joined by +; one for a column alone as COLUMN=MARK.
+        unlabelled: "error" or "drop": what becomes of rows without a target.
 
     Raises:
         InputError: a setting is none of these.
@@ -93,15 +103,17 @@ def form_of(header: str | None = None, columns: str | None = None, missing: str 
     marks = tuple(mark for text in texts for mark in ([text] if text == "+" else split_names(text, ())))
     if "" in marks:
         raise InputError(f"missing={'+'.join(texts)} has an empty mark: empty cells are missing anyway")
-    return Form(header == "none" or bool(names), names, marks)
+    if unlabelled not in (None, *get_args(Unlabelled)):
+        raise InputError(f"unlabelled={unlabelled!r} is not known: give error or drop, or leave it out")
+    return Form(header == "none" or bool(names), names, marks, cast(Unlabelled | None, unlabelled))
 
 
 def _emptied(frame: pd.DataFrame, marks: Mapping[str, Sequence[str]]) -> pd.DataFrame:
-    emptied = {name: frame[name].mask(_is_one_of(frame[name], of_one)) for name, of_one in marks.items()}
+    emptied = {name: frame[name].mask(is_mark(frame[name], of_one)) for name, of_one in marks.items()}
     return frame.assign(**emptied) if emptied else frame
 
 
-def _is_one_of(values: pd.Series[Any], marks: Sequence[str]) -> pd.Series[Any]:
+def is_mark(values: pd.Series[Any], marks: Sequence[str]) -> pd.Series[Any]:
     """For each row (R,) whether its value is a mark: as a number where the column has numbers, else as a text."""
     if pd.api.types.is_numeric_dtype(values) and not pd.api.types.is_bool_dtype(values):
         numbers = [float(mark) for mark in marks if NUMBER.fullmatch(mark)]

@@ -21,7 +21,7 @@ from idiolect.data.targets import Targets
 log = logging.getLogger(__name__)
 
 _ANSWERS = (("0", "1"), ("false", "true"), ("no", "yes"), ("n", "y"))
-_BETWEEN = "|;"
+BETWEEN = "|;"
 """What stands between the labels of a text; the first of these that any text has."""
 
 
@@ -34,7 +34,7 @@ def are_answers(columns: Mapping[str, pd.Series[Any]]) -> bool:
 
 def _different(values: pd.Series[Any]) -> set[str]:
     """The different values as texts; a missing one does not count."""
-    if _has_lists(values):
+    if has_lists(values):
         return {"a list"}
     return {text_of(value).lower() for value in pd.unique(values[~missing(values)])}
 
@@ -51,11 +51,11 @@ def label_sets(columns: Mapping[str, pd.Series[Any]], whats: Mapping[str, str]) 
         InputError: a column is none of these, a value is missing, or all samples are alike.
     """
     if len(columns) > 1:
-        values = [_of_answers(values, whats[name]) for name, values in columns.items()]
+        values = [_different_answers(values, whats[name]) for name, values in columns.items()]
         return Targets(torch.tensor(np.stack(values, 1)), tuple(columns), task="multilabel")
     [(name, column)] = columns.items()
     what = whats[name]
-    cells = _lists(column, what) if _has_lists(column) else _parts(column, what)
+    cells = cells_of(column, what)
     place = {label: k for k, label in enumerate(in_order({label for cell in cells for label in cell}))}
     if len(place) > MOST_CLASSES:
         raise InputError(f"{what} has {len(place)} labels, more than {MOST_CLASSES}: give a column with fewer")
@@ -69,7 +69,19 @@ def label_sets(columns: Mapping[str, pd.Series[Any]], whats: Mapping[str, str]) 
     return Targets(torch.tensor(value_RL), tuple(place), task="multilabel")
 
 
-def _of_answers(values: pd.Series[Any], what: str) -> NDArray[np.float64]:
+def _different_answers(values: pd.Series[Any], what: str) -> NDArray[np.float64]:
+    answer_R = answers(values, what)
+    if len(np.unique(answer_R)) == 1:
+        raise InputError(f"{what} is {text_of(values.iloc[0])} in all rows: leave this label out")
+    return answer_R
+
+
+def answers(values: pd.Series[Any], what: str) -> NDArray[np.float64]:
+    """Whether samples have a label (R,), 1 or 0, from a column that says so.
+
+    Raises:
+        InputError: a value is missing, or is none of these.
+    """
     code_R, names = codes(values, what)
     yes = next((pair[1] for pair in _ANSWERS if {name.lower() for name in names} <= set(pair)), None)
     if yes is None:
@@ -77,17 +89,25 @@ def _of_answers(values: pd.Series[Any], what: str) -> NDArray[np.float64]:
             f"{what} has the values {listed(names, 5)}, and a column of a label says whether a sample has it: write 0 "
             "and 1, false and true, or no and yes"
         )
-    if len({name.lower() for name in names}) == 1:
-        raise InputError(f"{what} is {names[0]} in all rows: leave this label out")
     return np.array([float(name.lower() == yes) for name in names])[code_R]
 
 
-def _has_lists(values: pd.Series[Any]) -> bool:
+def has_lists(values: pd.Series[Any]) -> bool:
+    """Whether a column has lists, by its first rows."""
     return any(_is_list(value) for value in values.head(1000)) if values.dtype == object else False
 
 
 def _is_list(value: object) -> bool:
     return isinstance(value, list | tuple | set | frozenset | np.ndarray)
+
+
+def cells_of(values: pd.Series[Any], what: str, *, alone: bool = False) -> list[set[str]]:
+    """The labels of each row, from lists or from texts; ``alone`` says whether every text may be a single label.
+
+    Raises:
+        InputError: a row has something else, or every text is a single label and must not be.
+    """
+    return _lists(values, what) if has_lists(values) else _parts(values, what, alone)
 
 
 def _lists(values: pd.Series[Any], what: str) -> list[set[str]]:
@@ -106,16 +126,19 @@ def _lists(values: pd.Series[Any], what: str) -> list[set[str]]:
     return cells
 
 
-def _parts(values: pd.Series[Any], what: str) -> list[set[str]]:
+def _parts(values: pd.Series[Any], what: str, alone: bool) -> list[set[str]]:
     """The labels of each row, from texts."""
     gone_R = missing(values, ("",))
     texts = ["" if gone else text_of(value) for value, gone in zip(values, gone_R, strict=True)]
-    between = next((mark for mark in _BETWEEN if any(mark in text for text in texts)), None)
+    between = next((mark for mark in BETWEEN if any(mark in text for text in texts)), None)
+    if between is None and alone:
+        return [{text} - {""} for text in texts]
     if between is None:
         raise InputError(
             f"{what} has one value in each row: give a column for each label, of 0 and 1, joined by +, or a column of "
             "lists or of texts with | between the labels; if it is a class, leave task out"
         )
     empty = f"; {gone_R.sum()} of {len(texts)} rows are empty, which says that they have none" if gone_R.any() else ""
-    log.warning("%s: %r stands between labels%s", what, between, empty)
+    if not alone:  # who knows the labels has read such texts before
+        log.warning("%s: %r stands between labels%s", what, between, empty)
     return [{part.strip() for part in text.split(between)} - {""} for text in texts]

@@ -106,7 +106,7 @@ def from_npz(
     try:
         return from_arrays(
             x, y, clients=clients, groups=groups, name=name, task=task, tokens=reading.tokens,
-            max_tokens=reading.most,
+            max_tokens=reading.most, unlabelled=form.unlabelled,
         )  # fmt: skip
     except InputError as error:
         raise InputError(f"{path}: {error}") from None

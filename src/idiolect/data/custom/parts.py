@@ -20,6 +20,7 @@ from idiolect.core.option_spec import split_names
 from idiolect.data.custom import dates, images, tables
 from idiolect.data.custom.columns import (
     check_frame,
+    check_roles,
     codes,
     columns_to_drop,
     find,
@@ -36,6 +37,7 @@ from idiolect.data.custom.questions import answered
 from idiolect.data.custom.splits import choose_splits
 from idiolect.data.custom.target import target_of
 from idiolect.data.custom.texts import Reading
+from idiolect.data.custom.unlabelled import labelled
 from idiolect.data.custom.windows import list_columns, windows
 from idiolect.data.datasets.dataset import Column, Encoding, Source
 from idiolect.data.text.encoders import Encoder
@@ -62,6 +64,7 @@ def from_frame(
     tokens: str | Encoder | None = None,
     max_tokens: int | None = None,
     missing: str | Sequence[str] | None = None,
+    unlabelled: str | None = None,
     name: str = "table",
     test: pd.DataFrame | None = None,
 ) -> Source:
@@ -85,16 +88,19 @@ def from_frame(
         tokens: what a text is divided into: "words" (the default), "characters", "bytes", or an ``Encoder``.
         max_tokens: of a text that are used, 256 by default; longer texts are cut.
         missing: marks of missing values in features, joined by +; one of a single column as ``chol=0``.
+        unlabelled: "drop" leaves rows without a target out; by default they are an error.
         name: what to call the data set.
         test: an official test split, with the same columns.
 
     Raises:
         InputError: a column is missing or cannot be used as asked, or no feature is left.
     """
-    parts = [Part(_with_names(f)) for f in ((frame,) if test is None else (frame, test))]
+    form = form_of(missing=missing, unlabelled=unlabelled)
+    splits = {name: frame} if test is None else {name: frame, f"{name} (test)": test}
+    parts = [Part(*labelled(_with_names(f), None, target, where, form, task)) for where, f in splits.items()]
     return assemble(
         name, parts, target=target, client_column=client_column, group_column=group_column, drop=drop, task=task,
-        reading=Reading(text, tokens, max_tokens), form=form_of(missing=missing),
+        reading=Reading(text, tokens, max_tokens), form=form,
     )  # fmt: skip
 
 
@@ -112,6 +118,7 @@ def from_dataset(
     tokens: str | Encoder | None = None,
     max_tokens: int | None = None,
     missing: str | Sequence[str] | None = None,
+    unlabelled: str | None = None,
     name: str = "dataset",
 ) -> Source:
     """A data set from a ``Dataset`` of Hugging Face, or from train and test (else two splits) of a ``DatasetDict``.
@@ -133,6 +140,7 @@ def from_dataset(
         tokens: what a text is divided into: "words" (the default), "characters", "bytes", or an ``Encoder``.
         max_tokens: of a text that are used, 256 by default; longer texts are cut.
         missing: marks of missing values in features, joined by +; one of a single column as ``chol=0``.
+        unlabelled: "drop" leaves rows without a target out; by default they are an error.
         name: what to call the data set.
 
     Raises:
@@ -141,7 +149,8 @@ def from_dataset(
     return read_dataset(
         dataset, target=target, client_column=client_column, group_column=group_column,
         image_column=image_column, drop=drop, resize=resize,
-        task=task, reading=Reading(text, tokens, max_tokens), form=form_of(missing=missing), name=name,
+        task=task, reading=Reading(text, tokens, max_tokens), name=name,
+        form=form_of(missing=missing, unlabelled=unlabelled),
     )  # fmt: skip
 
 
@@ -176,7 +185,8 @@ def read_dataset(
             raise InputError(f"{where} is a {type(split).__name__}, not a datasets.Dataset: {fix}")
         table = split.with_format("arrow")[:]
         classes = {column: kind.names for column, kind in split.features.items() if getattr(kind, "names", None)}
-        parts.append(from_arrow(table, classes, where, image_column=image_column, drop=drop, within=within))
+        part = from_arrow(table, classes, where, image_column=image_column, drop=drop, within=within)
+        parts.append(Part(*labelled(part.frame, part.pictures, target, where, form, task)))
     return assemble(
         name, parts, target=target, client_column=client_column, group_column=group_column, drop=drop,
         resize=resize, task=task, reading=reading, form=form,
@@ -256,7 +266,7 @@ def assemble(
     owner = None if client_column is None else find(columns, client_column, "client_column", name)
     out = columns_to_drop(columns, [drop] if isinstance(drop, str) else drop, name)
     group = None if group_column is None else find(columns, group_column, "group_column", name)
-    _check_roles({"target": goal, "client_column": [owner], "group_column": [group], "drop": out, "text": texts})
+    check_roles({"target": goal, "client_column": [owner], "group_column": [group], "drop": out, "text": texts})
     pictures = [picture for part in parts for picture in part.pictures or ()]
     is_table = parts[0].pictures is None and not texts
     if parts[0].pictures is None and size:
@@ -313,22 +323,6 @@ def assemble(
         channels=channels,
         targets=targets,
     )
-
-
-def _check_roles(columns: Mapping[str, Sequence[str | None]]) -> None:
-    """Check that no column has two roles.
-
-    Raises:
-        InputError: one has.
-    """
-    roles: dict[str, list[str]] = {}
-    for role, names in columns.items():
-        for name in names:
-            if name is not None:
-                roles.setdefault(name, []).append(role)
-    if twice := next((name for name, several in roles.items() if len(several) > 1), None):
-        every = [f"{role} {listed([n for n in names if n])}" for role, names in columns.items() if any(names)]
-        raise InputError(f"{listed(every, between=' and ')} must be different columns, and {twice!r} is in two")
 
 
 def together(parts: Mapping[str, Part]) -> Part:

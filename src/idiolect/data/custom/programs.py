@@ -27,7 +27,7 @@ def from_program(
     Args:
         path: such as ``my_package.my_data``.
         reading: what of a frame or a data set is text, and how texts become ids.
-        form: of which only the marks of missing values are for a frame or a data set.
+        form: the marks of missing values are for a frame or a data set; names of columns for none.
         options: the others of ``open_data``; for a frame or a data set.
 
     Raises:
@@ -46,19 +46,22 @@ def from_program(
         raise InputError(f"data {path} fails ({type(error).__name__}: {error}): fix the function") from error
     of_texts: dict[str, Any] = {"tokens": reading.tokens, "max_tokens": reading.most}
     form.refuse_names()
-    missing = list(form.missing)
+    missing, unlabelled = list(form.missing), form.unlabelled
+    of_tables: dict[str, Any] = {"text": reading.columns, "missing": missing, "unlabelled": unlabelled, **of_texts}
     if isinstance(data, pd.DataFrame):
-        table_options = {k: v for k, v in options.items() if k != "resize"}
-        return from_frame(data, name=path, text=reading.columns, missing=missing, **of_texts, **table_options)
+        return from_frame(data, name=path, **of_tables, **{k: v for k, v in options.items() if k != "resize"})
     if any(hasattr(one, "features") for one in (data.values() if isinstance(data, dict) else [data])):
-        return from_dataset(data, name=path, text=reading.columns, missing=missing, **of_texts, **options)
+        return from_dataset(data, name=path, **of_tables, **options)
     if set_ := [k for k, v in {**options, "text": reading.columns, "missing": missing}.items() if v and k != "task"]:
         raise InputError(f"{set_[0]} is for tables and image files, and {path} returns arrays: leave it out")
     if isinstance(data, Source):
+        if unlabelled:
+            raise InputError(f"unlabelled is for tables and arrays, and {path} returns a Source: leave it out")
         return data
     if isinstance(data, tuple) and len(data) in (2, 3):
         x, y, *clients = data
-        return from_arrays(x, y, clients=clients[0] if clients else None, task=options["task"], name=path, **of_texts)
+        owner = clients[0] if clients else None
+        return from_arrays(x, y, clients=owner, task=options["task"], name=path, unlabelled=unlabelled, **of_texts)
     raise InputError(
         f"data {path} returns a {type(data).__name__}: let it return arrays (x, y) or (x, y, clients), a Source, a "
         "pandas DataFrame or a data set of datasets"

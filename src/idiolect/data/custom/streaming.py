@@ -24,6 +24,7 @@ from pyarrow.csv import ConvertOptions, ParseOptions, ReadOptions
 from idiolect.core.arrow_tables import open_parquet, parquet_batches, to_frame
 from idiolect.core.errors import InputError
 from idiolect.core.files import about_backslashes, expanded
+from idiolect.core.objectives import TaskName
 from idiolect.core.processor import cores
 from idiolect.data.custom import folders
 from idiolect.data.custom.archives import is_archive, unpacked
@@ -67,8 +68,11 @@ _COMMAS = {True: re.compile(rb'"[ +-]?\d[\d.]*,\d'), False: re.compile(rb",\d")}
 _OVERLAP = 64  # bytes of a block that are looked at again with the next one
 
 
-def whole(*places: str | Path, target: str | None, drop: Sequence[str] = (), roles: Roles | None = None) -> list[Part]:
-    """All samples of labelled tables, or of folders of images, ``<class>/<image>`` or beside a metadata.csv.
+def whole(
+    *places: str | Path, target: str | None, drop: Sequence[str] = (), roles: Roles | None = None,
+    task: TaskName | None = None,
+) -> list[Part]:  # fmt: skip
+    """All samples that have a target of tables, or of folders of images, ``<class>/<image>`` or beside a metadata.csv.
 
     The target of folders of classes is the column "class", unless another name is given.
 
@@ -78,21 +82,19 @@ def whole(*places: str | Path, target: str | None, drop: Sequence[str] = (), rol
         target: the column of labels.
         drop: columns that are not used.
         roles: of the columns of text files; by default all others are features.
+        task: what is learnt, if that is known.
 
     Raises:
         InputError: there is nothing of the kind, or it cannot be read.
     """
     options: dict[str, Any] = {"target": target, "client_column": None, "drop": list(drop), "resize": None}
-    options |= {"group_column": None, "reading": Reading()}
     roles = roles or Roles(target, drop=drop)
+    options |= {"group_column": None, "reading": Reading(), "task": task, "form": roles.form}
     with ExitStack() as opened:
         files_of = [{str(path): opened.enter_context(unpacked(path)) for path in _places(place)} for place in places]
         every = [file for files in files_of for file in files.values()]
         texts = read_csvs([file for file in every if file.is_file() and file.suffix.lower() in TEXT_FILES], roles)
-        parts = [
-            together({name: _whole(file, options, texts, roles.form) for name, file in files.items()})
-            for files in files_of
-        ]
+        parts = [together({name: _whole(file, options, texts) for name, file in files.items()}) for files in files_of]
         return [part._replace(pictures=part.pictures and _kept(part.pictures, places)) for part in parts]
 
 
@@ -101,15 +103,15 @@ def _kept(pictures: list[EncodedImage], places: Sequence[str | Path]) -> list[En
     return in_memory(pictures) if any(is_archive(Path(place)) for place in places) else pictures
 
 
-def _whole(path: Path, options: dict[str, Any], texts: Mapping[Path, pd.DataFrame], form: Form) -> Part:
+def _whole(path: Path, options: dict[str, Any], texts: Mapping[Path, pd.DataFrame]) -> Part:
     within = Within(path.parent if path.is_file() else path)
     if path in texts:
-        check_target(path, [str(c) for c in texts[path]], options["target"], form)
-        return Part(texts[path])
+        check_target(path, [str(c) for c in texts[path]], options["target"], options["form"])
+        return folders.with_target(path, Part(texts[path]), options)
     if path.is_file():
-        return _file(path, within, form)
+        return folders.with_target(path, _file(path, within, options["form"]), options)
     if metadata_of(path):
-        return folders.beside_metadata(path, options | {"form": form}, within)
+        return folders.beside_metadata(path, options, within)
     return by_levels(path, options | {"target": options["target"] or "class"}, within)
 
 

@@ -12,6 +12,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 import pandas as pd
+from numpy.typing import NDArray
 
 from idiolect.core.errors import InputError, option
 from idiolect.core.option_spec import split_names
@@ -26,6 +27,7 @@ log = logging.getLogger(__name__)
 
 EXCEL = re.compile(r"sep=(.)\r?\n")
 """A first line that Excel understands."""
+_BLANK = re.compile(r"^[ \t]+(?=\r?$)", re.MULTILINE)
 _ZEROS = re.compile(r"^([+-]?\d+)\.0*$")
 SPACES = r"\s+"
 """The separator of a table whose cells stand between spaces."""
@@ -67,10 +69,13 @@ class Roles(NamedTuple):
         return [name for name in rest if self.features is None or self.features(name)]
 
     def missing(self, columns: Sequence[str], features: Collection[str]) -> dict[str, tuple[str, ...]]:
-        """The texts by which a value of a column is missing: of every feature, and of others that have marks."""
+        """The texts by which a value of a column is missing: of every feature, and of others that have marks.
+
+        Those of the target are another matter, see ``unlabelled``.
+        """
         by = self.form.marks(columns)
         usual = (*MISSING, *by.pop(None, []))
-        own = {name: ("", *marks) for name, marks in by.items() if name is not None}
+        own = {name: ("", *marks) for name, marks in by.items() if name not in (None, self.label(columns))}
         return own | {name: (*usual, *own.get(name, ())) for name in features}
 
 
@@ -81,11 +86,13 @@ class _Cells(NamedTuple):
     separator: str
     columns: dict[str, pd.Series[Any]]
     """Stripped texts, NaN where a cell is empty."""
+    line_R: NDArray[np.int64]
+    """The number of each row, as a person counts them."""
 
 
 def read_csv(path: Path, roles: Roles | None = None) -> pd.DataFrame:
     """As ``read_csvs``, of one file."""
-    return read_csvs([path], roles or Roles())[path]
+    return read_csvs([path], roles or Roles())[path].reset_index(drop=True)
 
 
 def read_csvs(paths: Sequence[Path], roles: Roles) -> dict[Path, pd.DataFrame]:
@@ -94,7 +101,8 @@ def read_csvs(paths: Sequence[Path], roles: Roles) -> dict[Path, pd.DataFrame]:
     Columns of numbers or truth values become such, except those that are no features. The separator is the comma,
     semicolon, tab or bar that is most frequent in the line of names. The decimal mark, and the mark between thousands,
     are decided once for all files, from all their columns of numbers (see ``Evidence.marks``). Empty cells are missing
-    values; of features, so are the texts ``MISSING``.
+    values; of features, so are the texts ``MISSING``. The index of each table has the numbers of its rows as a person
+    counts them: the line of names is row 1, and empty lines count.
 
     Raises:
         InputError: a file is not text, has no rows or no line of names, or a line has too many cells; or columns
@@ -108,6 +116,8 @@ def read_csvs(paths: Sequence[Path], roles: Roles) -> dict[Path, pd.DataFrame]:
         missing_of = roles.missing(columns, features)
         for name, marks in missing_of.items():
             file.columns[name] = without_missing(file.columns[name], marks)
+        if label is not None and label not in missing_of:
+            file.columns[label] = _known_amounts(file.columns[label], roles.form.marks(columns).get(label, ()))
         candidates = {name: file.columns[name] for name in (*features, label) if name is not None}
         bits_C = readings_by(candidates)
         bits.append(dict(zip(candidates, bits_C, strict=True)))
@@ -116,7 +126,9 @@ def read_csvs(paths: Sequence[Path], roles: Roles) -> dict[Path, pd.DataFrame]:
             evidence.add(str(file.path), candidates, bits_C)
     marks = marks_of(evidence, listed(paths, 3), [file.separator for file in files], targets, roles)
     return {
-        file.path: pd.DataFrame(convert(file.columns, PLAIN if PICTURES in file.columns else marks, bits_of, roles))
+        file.path: pd.DataFrame(
+            convert(file.columns, PLAIN if PICTURES in file.columns else marks, bits_of, roles)
+        ).set_axis(file.line_R)
         for file, bits_of in zip(files, bits, strict=True)
     }
 
@@ -132,6 +144,12 @@ def marks_of(
 def without_missing(column: pd.Series[Any], marks: Collection[str] = MISSING) -> pd.Series[Any]:
     """A column's texts with NaN where one says that the value is missing."""
     return column.mask(column.isin(marks))
+
+
+def _known_amounts(column: pd.Series[Any], marks: Collection[str]) -> pd.Series[Any]:
+    """A target with NaN where one of the texts for that stands among numbers; as it is if it has other texts."""
+    known = without_missing(column, (*MISSING, *marks))
+    return known if known.notna().any() and all(readings_by({"": known})) else column
 
 
 def readings_by(columns: Mapping[str, pd.Series[Any]]) -> list[int]:
@@ -169,9 +187,12 @@ def _cells(path: Path, form: Form) -> _Cells:
     text = decode(path)
     excel = EXCEL.match(text)
     text = text[excel.end() :] if excel else text
+    text = _BLANK.sub("", text) if _BLANK.search(text) else text
+    empty = len(text) - len(text.lstrip("\r\n"))
+    above, text = text.count("\n", 0, empty), text[empty:]
     separator = excel[1] if excel else separator_of(text, path)
     how: dict[str, Any] = {"sep": separator, "header": None, "dtype": str, "skipinitialspace": True}
-    how |= {"keep_default_na": False, "na_values": [""]}
+    how |= {"keep_default_na": False, "na_values": [""], "skip_blank_lines": False}  # so that they count
     try:
         names = pd.read_csv(io.StringIO(text), nrows=1, **how)
         raw = pd.read_csv(io.StringIO(text), **how)
@@ -199,6 +220,7 @@ def _cells(path: Path, form: Form) -> _Cells:
         path,
         separator,
         {name: cell_N.iloc[k * R : (k + 1) * R].reset_index(drop=True) for k, name in enumerate(frame)},
+        frame.index.to_numpy() + above + 1,
     )
 
 

@@ -24,6 +24,8 @@ from idiolect.data.text.tokens import Tokens
 
 Header = Literal["none"]
 """Says that the first line of a text file is a row and not one of names."""
+Unlabelled = Literal["error", "drop"]
+"""What becomes of rows whose target is missing."""
 
 
 @dataclass(frozen=True, eq=False)

@@ -47,8 +47,9 @@ class Offer(BaseModel):
         classes: the names of those that occur.
         tokens: of texts, how they become ids.
         channels: of windows, the columns of lists.
-        targets: the columns of numbers that are predicted; () where classes are.
-        target_scales: how large these are, if they are enough.
+        targets: the columns of numbers that are predicted, or the names of labels; () where classes are.
+        target_scales: how large these numbers are, if they are enough.
+        labels: whether the targets are labels, of which a sample can have several.
     """
 
     model_config = ConfigDict(frozen=True, extra="forbid")
@@ -61,6 +62,7 @@ class Offer(BaseModel):
     channels: tuple[Annotated[str, Field(min_length=1, max_length=1000)], ...] = Field(default=(), max_length=100_000)
     targets: tuple[Annotated[str, Field(min_length=1, max_length=1000)], ...] = Field(default=(), max_length=1000)
     target_scales: tuple[Scale, ...] = Field(default=(), max_length=1000)
+    labels: bool = False
 
 
 class Sums(NamedTuple):
@@ -79,7 +81,8 @@ class Sums(NamedTuple):
     square_F: Tensor
     """The sum of their squares, float64."""
     target_sum_D: Tree = ()
-    """The sum of each number of the target over the training samples, float64; () where there are classes."""
+    """The sum of each number of the target over the training samples, float64, or how many have each label; () where
+    there are classes."""
     target_square_D: Tree = ()
     """The sum of their squares, float64."""
 
@@ -106,7 +109,14 @@ class Agreement(BaseModel):
     backbone: Backbone | None = None
     """A pretrained backbone, which each has by itself."""
     targets: tuple[TargetPart, ...] = ()
-    """The numbers that are predicted; () where classes are."""
+    """The numbers that are predicted, or the labels; () where classes are."""
+    several: bool = False
+    """Whether the targets are labels, of which a sample can have several."""
+
+    @property
+    def labels(self) -> tuple[str, ...]:
+        """The names of the labels; () where there are none."""
+        return tuple(target.name for target in self.targets) if self.several else ()
 
     @property
     def features(self) -> FeaturesPart | None:
@@ -168,7 +178,7 @@ def data_of(
         name, x_R, y_R, train, test, len(classes), classes, inputs.mean, inputs.std, ("",) * len(names), names,
         encodings=inputs.columns, validation=validation if any(map(len, validation)) else (), sizes=inputs.ids or 0,
         tokens=None if inputs.tokens is None else inputs.tokens.tokens, channels=inputs.channels,
-        targets=None if value_RD is None else targets.targets_of(agreement.targets, value_RD),
+        targets=None if value_RD is None else targets.targets_of(agreement.targets, value_RD, labels=agreement.several),
     )  # fmt: skip
     if (backbone := agreement.backbone) is None or (features := backbone.features) is None:
         return data
@@ -237,8 +247,12 @@ def unknown_texts(agreement: Agreement, site: str, offer: Offer) -> list[str]:
     whole = Offer(
         kind=inputs.kind, shape=() if inputs.kind == "table" else inputs.shape, columns=there,
         classes=agreement.classes, tokens=inputs.tokens, channels=inputs.channels,
-        targets=tuple(target.name for target in agreement.targets),
+        targets=tuple(target.name for target in agreement.targets), labels=agreement.several,
     )  # fmt: skip
+    if new := sorted(set(offer.targets) - set(whole.targets)) if agreement.several else []:
+        raise InputError(
+            f"{site} has the label {new[0]!r}, which no site had at the start: leave it out, or start a new run"
+        )
     _, classes = common_form({"the run": whole, site: offer}, "classification")  # which was decided at the start
     _scales(there, {"the other sites": whole.model_copy(update={"scales": agreement.inputs.scales}), site: offer}, site)
     if new := sorted(set(classes) - set(agreement.classes)):
@@ -322,6 +336,7 @@ def _common_encoding(name: str, by: Mapping[str, Encoding]) -> Encoding:
 def agree(
     inputs: Inputs, classes: Sequence[str], sums: Mapping[str, Sums], normalise: str,
     backbone: Backbone | None = None, *, frozen: bool = False, predicted: Sequence[str] = (),
+    labels: bool = False,
 ) -> Agreement:  # fmt: skip
     """The agreement with mean and standard deviation per feature or channel, over all sites' training samples.
 
@@ -333,7 +348,8 @@ def agree(
             images to [0, 1]; else the numbers of the training samples count.
         backbone: a pretrained one.
         frozen: whether it makes features, of which the sums are then.
-        predicted: the names of the numbers that are predicted, if they are.
+        predicted: the names of the numbers or labels that are predicted, if they are.
+        labels: whether they are labels.
 
     Raises:
         InputError: one of these is the same in all training samples.
@@ -363,7 +379,8 @@ def agree(
         test=tuple(tuple(s.test_C.tolist()) for s in sums.values()),
         validation=tuple(tuple(s.validation_C.tolist()) for s in sums.values()),
         names=tuple(sums),
-        targets=targets.parts_of(predicted, [*sums.values()]),
+        targets=targets.parts_of(predicted, [*sums.values()], labels=labels),
+        several=labels,
     )
 
 

@@ -20,9 +20,10 @@ from idiolect.core.tree import Tree
 from idiolect.data import FederatedData
 from idiolect.data.blocks import blocks_of
 from idiolect.data.custom import dates, images, streaming, tables
-from idiolect.data.custom.columns import check_amounts, codes, columns_to_drop, targets_in
+from idiolect.data.custom.columns import check_amounts, codes, columns_to_drop, in_order, targets_in
 from idiolect.data.custom.form import Form
 from idiolect.data.custom.identifiers import look_at_numbers
+from idiolect.data.custom.label_sets import cells_of
 from idiolect.data.custom.names import look
 from idiolect.data.custom.parts import Part
 from idiolect.data.custom.questions import answered
@@ -35,8 +36,10 @@ from idiolect.data.text.encoders import Ids
 from idiolect.data.text.tokens import Tokens, filled_up, tokens_of
 from idiolect.data.text.tokens import look as look_at_texts
 from idiolect.deploy.groups import group_numbers, group_of
-from idiolect.deploy.samples import Reader, labels
+from idiolect.deploy.label_columns import values_of as values_of_labels
+from idiolect.deploy.samples import Reader
 from idiolect.deploy.schema import Inputs, Scale, TokensPart
+from idiolect.deploy.target_columns import labels as places_of
 from idiolect.deploy.units import scale_of
 from idiolect.federation.data.agreement import Agreement, Offer, Sums, data_of
 from idiolect.federation.data.division import divide
@@ -67,7 +70,7 @@ class SiteSamples(NamedTuple):
     raw_N: Tensor | None = None
     """Where there are features, what they are made of, as stored."""
     value_ND: Tensor | None = None
-    """The numbers to predict, float64; None where there are classes."""
+    """The numbers to predict, or 1 for each label that a sample has and 0 for others, float64; None for classes."""
     blocks: Blocks | None = None
     """Groups of training samples that follow each other, where the study divides samples in order."""
 
@@ -159,7 +162,13 @@ class SiteFiles:
             InputError: a column cannot be a feature, a label is missing, or the target looks like an amount and the
                 task is not said.
         """
-        goal = self._offered_numbers() if task == "regression" else {"classes": self._classes(task, reading)}
+        if task == "regression":
+            goal = self._offered_numbers()
+        elif task == "multilabel":
+            names = self._labels()
+            goal = {"classes": ("+".join(names),), "targets": names, "labels": True}
+        else:
+            goal = {"classes": self._classes(task, reading)}
         train = self._parts[0]
         reading.check()
         if reading.columns is not None:
@@ -204,6 +213,30 @@ class SiteFiles:
         scales = tuple(Scale() if name in self._as_is else scale_of(value_N, SAID) for name, value_N in both)
         return {"classes": ("+".join(names),), "targets": names, "target_scales": scales}
 
+    def _labels(self) -> tuple[str, ...]:
+        """The names of the labels: of their columns, or those that occur in a single one."""
+        if len(self._goals[0]) > 1:
+            return tuple(self._goals[0])
+        what = f"target {self._goals[0][0]!r} of {self.where}"
+        parts = zip(self._parts, self._goals, strict=True)
+        names = {
+            name for part, [goal] in parts for cell in cells_of(part.frame[goal], what, alone=True) for name in cell
+        }
+        if not names:
+            raise InputError(f"{what} has no label in any row: give samples that have some")
+        return tuple(in_order(names))
+
+    def _label_values(self, labels: Sequence[str]) -> Tensor:
+        """Which of all sites' labels each sample has (N, L), float64."""
+        goal = self._goals[0]
+        if len(goal) > 1 and (absent := [name for name in labels if name not in goal]):
+            raise InputError(
+                f"{self.where} has no column for the label {absent[0]!r}, which another site has: add it, with 0 where "
+                "a sample does not have it, and give it in target too"
+            )
+        columns = list(labels) if len(goal) > 1 else goal
+        return torch.cat([values_of_labels(part.frame, columns, labels, self.where) for part in self._parts])
+
     def _values(self) -> Tensor:
         return values_of([part.frame for part in self._parts], self._goals[0], self.where)
 
@@ -230,21 +263,24 @@ class SiteFiles:
     def encode(
         self, inputs: Inputs, classes: Sequence[str], seed: int, number: int, *, look: bool, validation: float = 0.0,
         group: str | None = None, way: Splitting = Splitting(),  # noqa: B008  immutable
-        task: TaskName | None = None,
+        task: TaskName | None = None, labels: Sequence[str] = (),
     ) -> SiteSamples:  # fmt: skip
         """The samples in an agreed form; ``look`` says if numbers that look like those of another unit are refused.
 
         ``validation`` is the share of the training samples that is kept for validation, drawn as in a simulation.
-        ``group`` is the study's column of groups, ``way`` how it divides samples, and ``task`` what it learns.
+        ``group`` is the study's column of groups, ``way`` how it divides samples, and ``task`` what it learns;
+        ``labels`` are those that all sites have together.
 
         Raises:
             InputError: they do not fit it, or cannot be divided so.
         """
         x, y, column = [], [], self.group(group)
         value_ND = self._values() if task == "regression" else None
+        if task == "multilabel":
+            value_ND = self._label_values(labels)
         for k, (part, goal) in enumerate(zip(self._parts, self._goals, strict=True)):
             if value_ND is None:
-                y.append(torch.from_numpy(labels(part.frame[goal[0]], classes, self.where)))
+                y.append(torch.from_numpy(places_of(part.frame[goal[0]], classes, self.where)))
             x.append(self._features(k, inputs, [*goal, *filter(None, [column])], look))
         x_N, group_N = torch.cat(x), None
         y_N = torch.cat(y) if y else torch.zeros(len(x_N), dtype=torch.int64)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 import math
 from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING
@@ -12,6 +13,7 @@ import torch
 from torch import Tensor
 
 from idiolect.core.errors import InputError, listed, option
+from idiolect.data.custom.columns import in_order
 from idiolect.data.custom.target import numbers
 from idiolect.data.targets import Targets
 from idiolect.deploy import units
@@ -21,6 +23,8 @@ if TYPE_CHECKING:
     from idiolect.federation.data.agreement import Offer, Sums
 
 # N samples of a site, D numbers of a target
+
+log = logging.getLogger(__name__)
 
 _LEAST = 1e-6  # of the mean: a standard deviation below may be rounding of the sums
 
@@ -44,12 +48,17 @@ def values_of(frames: Sequence[pd.DataFrame], columns: Sequence[str], where: str
 
 
 def common_names(offers: Mapping[str, Offer]) -> tuple[str, ...]:
-    """The names of the numbers that all sites predict; () where they have classes.
+    """The names of the numbers that all sites predict, or of all their labels; () where they have classes.
 
     Raises:
         InputError: sites have other ones, or numbers that look like those of another unit.
     """
     (first, one), *_ = offers.items()
+    if any(other.labels != one.labels for other in offers.values()):
+        raise InputError(f"some sites have several labels and others not: give what {first} has at all of them")
+    if one.labels:
+        every = {name for other in offers.values() for name in other.targets}
+        return tuple(one.targets) if every == set(one.targets) else tuple(in_order(every))
     for site, other in offers.items():
         if other.targets != one.targets:
             raise InputError(
@@ -71,12 +80,15 @@ def common_names(offers: Mapping[str, Offer]) -> tuple[str, ...]:
     return tuple(one.targets)
 
 
-def parts_of(names: Sequence[str], sums: Sequence[Sums]) -> tuple[TargetPart, ...]:
+def parts_of(names: Sequence[str], sums: Sequence[Sums], *, labels: bool = False) -> tuple[TargetPart, ...]:
     """The numbers that are predicted, with the mean and standard deviation over the training samples of all sites.
 
+    Labels stay as they are; those that all training samples have, or none, are said.
+
     Args:
-        names: of the numbers.
+        names: of the numbers, or labels.
         sums: what each site says (``Sums``).
+        labels: whether they are labels.
 
     Raises:
         InputError: a number is the same in all of them, or nearly so beside its size.
@@ -85,6 +97,10 @@ def parts_of(names: Sequence[str], sums: Sequence[Sums]) -> tuple[TargetPart, ..
         return ()
     count, parts = sum(int(one.train_C.sum()) for one in sums), []
     mean_D = torch.stack([one.target_sum_D for one in sums]).sum(0) / count
+    if labels:
+        if alike := [name for name, share in zip(names, mean_D.tolist(), strict=True) if share in (0, 1)]:
+            log.warning("all training samples, or none, have %s: nothing can be learnt of it", listed(alike, 5))
+        return tuple(TargetPart(name=name, mean=0.0, std=1.0) for name in names)
     variance_D = torch.stack([one.target_square_D for one in sums]).sum(0) / count - mean_D.square()
     for name, mean, variance in zip(names, mean_D.tolist(), variance_D.tolist(), strict=True):
         std = math.sqrt(max(variance, 0.0))
@@ -97,12 +113,12 @@ def parts_of(names: Sequence[str], sums: Sequence[Sums]) -> tuple[TargetPart, ..
     return tuple(parts)
 
 
-def targets_of(parts: Sequence[TargetPart], value_RD: Tensor) -> Targets | None:
-    """Numbers with the agreed mean and standard deviation; None where there are classes."""
+def targets_of(parts: Sequence[TargetPart], value_RD: Tensor, *, labels: bool = False) -> Targets | None:
+    """Numbers with the agreed mean and standard deviation, or labels; None where there are classes."""
     if not parts:
         return None
     names, mean, std = zip(*((part.name, part.mean, part.std) for part in parts), strict=True)
-    return Targets(value_RD, names, mean, std)
+    return Targets(value_RD, names, mean, std, "multilabel" if labels else "regression")
 
 
 def _said(names: Sequence[str]) -> str:

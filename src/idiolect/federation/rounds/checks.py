@@ -37,7 +37,7 @@ def upload_form(method: Method, data: FederatedData, name: str) -> Up:
         return trial.trial(method, samples).ups[0]
 
 
-def local_result(message: Message, like: Up, round: int, samples: int) -> LocalResult:
+def local_result(message: Message, like: Up, round: int, samples: int, labels: int = 1) -> LocalResult:
     """What a site trained, as the round loop takes it: in place of its state the round, because the state stays there.
 
     Args:
@@ -45,6 +45,7 @@ def local_result(message: Message, like: Up, round: int, samples: int) -> LocalR
         like: an upload of the right form.
         round: the round.
         samples: training samples that the site has said it has; a weight counts some of them, or is 1.
+        labels: of which a sample can have several; a weight may count a sample once for each.
 
     Raises:
         Refusal: an array is missing, strange, of another shape or type, or not finite, a weight is negative or counts
@@ -56,7 +57,7 @@ def local_result(message: Message, like: Up, round: int, samples: int) -> LocalR
     if any(a.numel() and bool((a < 0).any()) for a in tree.leaves(up.weight)):
         raise Refusal("a weight is negative")
     most = max([float(a.double().sum()) for a in tree.leaves(up.weight)], default=0.0)
-    if most > max(samples, 1) * 1.001:
+    if most > max(samples, 1) * labels * 1.001:
         raise Refusal(f"its weight is {most:.6g}, and it has {samples} training samples")
     info = {name: torch.tensor(value) for name, value in report_of(message).items()}
     return LocalResult(torch.tensor(round), up, info)
@@ -106,6 +107,8 @@ def evaluation_result(message: Message, task: TaskName = "classification") -> Ev
     values = dict(about)
     more = _numbers(values.pop("measures", {}), "measures", gaps=True)
     numbers = _numbers(values, "measured", gaps=True)
+    if task == "multilabel":
+        return _of_labels(numbers, more)
     if task == "regression":
         return _of_numbers(numbers, more)
     if not {"accuracy", "loss", "calibration_error", "brier"} <= numbers.keys() <= set(EvaluationResult._fields):
@@ -129,6 +132,21 @@ def _of_numbers(numbers: Mapping[str, float], more: Mapping[str, float]) -> Eval
         if more[name] > 1 and name.removeprefix("validation_") == "r2":
             raise Refusal(f"an {name} of {more[name]:g} is not possible")
     if ("validation_loss" in numbers) != ("validation_mse" in more):
+        raise Refusal("it holds only some of its numbers of validation samples")
+    return EvaluationResult(**numbers, measures=more)  # type: ignore[arg-type]
+
+
+def _of_labels(numbers: Mapping[str, float], more: Mapping[str, float]) -> EvaluationResult:
+    """The measures of predicted labels: all are shares."""
+    if (
+        not {"loss"} <= numbers.keys() <= {"loss", "validation_loss"}
+        or not {"micro_f1", "subset_accuracy"} <= more.keys()
+    ):
+        raise Refusal("it holds other measurements")
+    for name, value in more.items():
+        if not (0 <= value <= 1 or math.isnan(value)):
+            raise Refusal(f"a {name[:40]} of {value:g} is not possible")
+    if ("validation_loss" in numbers) != ("validation_micro_f1" in more):
         raise Refusal("it holds only some of its numbers of validation samples")
     return EvaluationResult(**numbers, measures=more)  # type: ignore[arg-type]
 

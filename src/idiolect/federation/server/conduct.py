@@ -13,6 +13,7 @@ from idiolect.data import manifest
 from idiolect.federation.data.agreement import Offer, Sums, agree, common_form, texts_of
 from idiolect.federation.data.backbone import Backbone, check, check_samples, width_of
 from idiolect.federation.data.remarks import remarks
+from idiolect.federation.data.targets import common_names
 from idiolect.federation.events import FILE, Events
 from idiolect.federation.messages import Message, Refusal
 from idiolect.federation.rounds import checks
@@ -152,7 +153,7 @@ def _agreement(talk: Conversation, study: SiteStudy, terms: Terms, stop: Callabl
     by_site = {talk.sites[i]: offer for i, offer in offers.items()}
     try:
         inputs, classes = common_form(by_site, study.task)
-        predicted = next(iter(offers.values())).targets
+        predicted, several = common_names(by_site), next(iter(offers.values())).labels
         check_samples(study, inputs.form, len(predicted or classes))
     except InputError as error:  # who can mend it is at a site
         talk.ask(
@@ -164,12 +165,20 @@ def _agreement(talk: Conversation, study: SiteStudy, terms: Terms, stop: Callabl
     for sentence in sentences:
         say(sentence)
     features = {"inputs": inputs.model_dump(mode="json"), "classes": list(classes), "remarks": sentences}
+    features |= {"labels": list(predicted)} if several else {}
     width = width_of(study, len(inputs.mean))
     form = Sums.like(len(classes), width, len(predicted))
     site_sums: dict[int, Sums] = ask("inputs", offers, lambda i, m: checks.sums_of(m, form), features)
     by_name = {talk.sites[i]: sums for i, sums in site_sums.items()}
     agreement = agree(
-        inputs, classes, by_name, normalise_of(study), backbone, frozen=is_frozen(study), predicted=predicted
+        inputs,
+        classes,
+        by_name,
+        normalise_of(study),
+        backbone,
+        frozen=is_frozen(study),
+        predicted=predicted,
+        labels=several,
     )
     texts = texts_of(inputs, list(site_sums.values()))
     data = agreement.federation(study.name)

@@ -129,7 +129,8 @@ class Session:
         def take(i: int, message: Message) -> LocalResult | EvaluationResult | None:
             on_answer(message)
             if phase == "local":
-                return checks.local_result(message, self._like, round, engine.samples(i))
+                labels = job.data.outputs if job.data.task == "multilabel" else 1
+                return checks.local_result(message, self._like, round, engine.samples(i), labels)
             return checks.evaluation_result(message, job.data.task)
 
         before, start = self.seconds, time.monotonic()

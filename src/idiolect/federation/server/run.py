@@ -115,6 +115,7 @@ class Joining:
             return [self._question("begin", client, {"agreement": agreement.model_dump(mode="json")})]
         site = agreement.names[client]
         features = {"inputs": agreement.inputs.model_dump(mode="json"), "classes": list(agreement.classes)}
+        features |= {"labels": list(agreement.labels)} if agreement.several else {}
 
         def on_offer(message: Message) -> list[Question]:
             try:

@@ -21,7 +21,7 @@ from idiolect.studies.study_file import settings_of_file
 
 _ONLY_HERE = (
     "dataset", "data", "data_dir", "target", "client_column", "drop", "resize", "header", "columns", "missing",
-    "layout", "partition", "clients", "sizes", "keep", "shifts", "new_clients", "new_shifts", "attacks",
+    "unlabelled", "layout", "partition", "clients", "sizes", "keep", "shifts", "new_clients", "new_shifts", "attacks",
 )  # fmt: skip
 """Settings of a study that say what data a simulation has: at sites their owners decide."""
 
@@ -116,10 +116,6 @@ def study_for(path: Path, federation: str) -> SiteStudy:
         raise InputError(
             f"{path}: protocol threshold={study.protocol.threshold} is for a simulation as yet, and sites predict the "
             "more probable class: leave threshold out"
-        )
-    if study.task == "multilabel":
-        raise InputError(
-            f"{path}: task multilabel is for a simulation as yet, and sites learn a class or numbers: leave task out"
         )
     if study.precision != "float32":
         raise InputError(

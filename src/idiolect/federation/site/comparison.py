@@ -73,7 +73,7 @@ def _own(model: SiteModel, samples: SiteFiles) -> SiteSamples:
     inputs, classes = cell.agreement.inputs, cell.agreement.classes
     own = samples.encode(
         inputs, classes, cell.study.data_seed, cell.number, look=inputs.kind == "table",
-        **division_of(cell.study),
+        labels=cell.agreement.labels, **division_of(cell.study),
     )  # fmt: skip
     if fingerprint(own) != model.fingerprint:
         raise InputError(

@@ -23,12 +23,13 @@ from idiolect.core import tree
 from idiolect.core.errors import InputError
 from idiolect.core.method import Down
 from idiolect.core.tree import Tree
-from idiolect.deploy import card, reference
+from idiolect.deploy import card, labels, reference
 from idiolect.deploy.bundle import Bundle, Personal, about_features, write
 from idiolect.deploy.groups import scores_of
-from idiolect.deploy.make import about_of, provenance_of, with_memory, with_messages
+from idiolect.deploy.make import about_of, with_memory, with_messages
 from idiolect.deploy.numbers import errors_of, half_widths, scaled
 from idiolect.deploy.predict import number_table, prediction_table, threshold_of
+from idiolect.deploy.provenance import provenance_of
 from idiolect.deploy.samples import Samples
 from idiolect.deploy.schema import About, ClientPart, Evaluation, Site
 from idiolect.engines.threads import OneThread
@@ -37,6 +38,7 @@ from idiolect.federation.data.samples import SiteSamples
 from idiolect.federation.messages import by_path, pack
 from idiolect.federation.site.features import SiteFeatures
 from idiolect.federation.site.personal_state import Vault
+from idiolect.simulation import label_measures
 from idiolect.simulation.client_runner import EvaluationResult
 from idiolect.studies import Study
 from idiolect.studies.method_use import Use, title_of
@@ -124,6 +126,11 @@ class SiteModel(Bundle):
             half_D = None if level is None else half_widths(self.about, level)
             numbers = pd.DataFrame({t.name: y_N[:, d].numpy() for d, t in enumerate(self.about.targets)})
             return [number_table(p_NC, self.about, half_D, numbers)]
+        if names := self.about.labels:
+            half_L = None if level is None else half_widths(self.about, level)
+            truth = labels.joined(y_N.numpy() > 0, names)
+            logp_NL2 = torch.stack([1 - p_NC, p_NC], -1).log()
+            return [labels.table(logp_NL2, self.about, (), half_L, {f"{labels.LABELS} of the data": truth})]
         classes = self.about.classes
         threshold = None if level is None else threshold_of(self, level)
         truth = pd.DataFrame({"label": [classes[c] for c in y_N.tolist()]})
@@ -282,8 +289,11 @@ def fingerprint(samples: SiteSamples) -> str:
 def _about(cell: SiteCell, round: int, p_NC: Tensor, y_N: Tensor, group_N: Tensor | None) -> About:
     study = cell.study.of(cell.use).model_dump(mode="json")
     data = cell.agreement.federation(cell.study.name)
-    by = data.score
-    score = float(((p_NC - y_N).square() if data.targets else (p_NC.argmax(1) == y_N).double()).mean())
+    by, several = data.score, cell.agreement.labels
+    if several:
+        score = label_measures.of_predictions(p_NC, y_N, several)["micro_f1"]
+    else:
+        score = float(((p_NC - y_N).square() if data.targets else (p_NC.argmax(1) == y_N).double()).mean())
     train, test = (sum(counts[cell.number]) for counts in (cell.agreement.train, cell.agreement.test))
     about = about_of(
         cell.study.job(cell.use, cell.seed, data), data, study,
@@ -312,5 +322,5 @@ def _about(cell: SiteCell, round: int, p_NC: Tensor, y_N: Tensor, group_N: Tenso
 
 
 def learnt(truth_N: Tensor, agreement: Agreement) -> Tensor:
-    """What networks learn of a site's labels, or numbers (N, D): these scaled, float64."""
-    return scaled(truth_N, agreement.targets) if agreement.targets else truth_N
+    """What networks learn of a site's classes, labels (N, L) or numbers (N, D): these scaled, float64."""
+    return scaled(truth_N, agreement.targets) if agreement.targets and not agreement.several else truth_N

@@ -158,7 +158,8 @@ class Worker:
         inputs, classes = Inputs.model_validate(about["inputs"]), tuple(map(str, about["classes"]))
         for sentence in list(about.get("remarks", ()))[:20]:
             self._say(str(sentence)[:1000])
-        samples = self._ready(study, inputs, classes, look=False)
+        labels = tuple(map(str, about.get("labels", ())))
+        samples = self._ready(study, inputs, classes, labels, look=False)
         return {}, by_path("sums", sums(samples, len(classes))._asdict())
 
     def _begin(self, message: Message) -> tuple[dict[str, Any], dict[str, Tensor]]:
@@ -193,14 +194,16 @@ class Worker:
         folder = self._at(study_digest, run)
         check(study, agreement.backbone.digest if agreement.backbone else "")
         look = agreement.inputs.kind == "table"
-        samples = self._ready(study, agreement.inputs, agreement.classes, look=look)
+        samples = self._ready(study, agreement.inputs, agreement.classes, agreement.labels, look=look)
         entry = self._participations[study_digest, run] = _Participation(study, folder, samples, agreement)
         return entry
 
-    def _ready(self, study: Study, inputs: Inputs, classes: Sequence[str], *, look: bool) -> SiteSamples:
+    def _ready(
+        self, study: Study, inputs: Inputs, classes: Sequence[str], labels: Sequence[str], *, look: bool
+    ) -> SiteSamples:
         """This site's samples in the agreed form, as features where a frozen backbone makes them."""
         how = division_of(study)
-        samples = self._samples.encode(inputs, classes, study.data_seed, self._number, look=look, **how)
+        samples = self._samples.encode(inputs, classes, study.data_seed, self._number, look=look, labels=labels, **how)
         return self._features.of(study, samples)
 
     def _at(self, study_digest: str, run: str) -> Path:

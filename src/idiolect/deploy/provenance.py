@@ -1,0 +1,71 @@
+"""Where a bundle is from, and what the records of its run say."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from datetime import UTC, datetime
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from idiolect.data import FederatedData
+from idiolect.deploy.schema import Provenance
+from idiolect.runs import environment
+from idiolect.runs.reader import Run
+from idiolect.simulation import thresholds
+
+_PRIVATE = {"data", "data_dir", "name", "methods", "seeds", "checkpoint_every"}
+
+
+def participants_of(run: Run, method: str, seed: int) -> list[int]:
+    """The clients that trained in some round, and whose upload counted."""
+    r = run.records
+    uploads = r[(r["method"] == method) & (r["seed"] == seed) & (r["metric"] == "bytes_up")]
+    return sorted(uploads["client"].unique().tolist())
+
+
+def provenance_of(
+    federation: FederatedData, study: Mapping[str, Any], manifest: Mapping[str, Any],
+    participants: Sequence[int] | None = None,
+) -> Provenance:  # fmt: skip
+    """Where a bundle is from, by the run's manifest; an empty one stands for this machine and no known data.
+
+    ``participants`` are the clients that trained; None where this is not known.
+    """
+    trainers = range(federation.trained) if participants is None else participants
+    rows = torch.cat([torch.empty(0, dtype=torch.int64), *(federation.train[k] for k in trainers)])
+    count_C: Tensor = torch.bincount(federation.y_R[rows], minlength=federation.classes)
+    return Provenance(
+        made=datetime.now(UTC).isoformat(timespec="seconds"),
+        versions=dict(manifest.get("versions") or environment.versions()),
+        study={k: v for k, v in study.items() if k not in _PRIVATE},
+        dataset=federation.name,
+        data_digest=str(manifest.get("hash", "")),
+        samples=tuple(count_C.tolist()),
+        participants=None if participants is None else len(participants),
+    )
+
+
+def run_thresholds(
+    run: Run, method: str, seed: int, round: int, clients: Sequence[int], labels: Sequence[str]
+) -> tuple[tuple[float, ...], ...]:
+    """Those that the clients of a run chose on their validation samples; 1/2 where one has none.
+
+    Args:
+        run: the run.
+        method: by its label.
+        seed: of the method.
+        round: after which they were chosen.
+        clients: by number.
+        labels: the names of the labels; () of two classes.
+    """
+    r = run.records
+    r = r[(r["method"] == method) & (r["seed"] == seed) & (r["round"] == round)]
+    r = r[r["metric"].astype(str).str.startswith("threshold")]
+    personal = r[r["stage"].isin(["trained", "personalised"])].sort_values("stage", kind="stable")  # the last counts
+    value = dict(
+        zip(zip(personal["client"], personal["metric"].astype(str), strict=True), personal["value"], strict=True)
+    )
+    names = [f"threshold[{name}]" for name in labels] or ["threshold"]
+    return tuple(tuple(float(value.get((k, name), thresholds.HALF)) for name in names) for k in clients)
