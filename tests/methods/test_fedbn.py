@@ -199,12 +199,11 @@ def test_a_run_says_once_that_a_network_has_nothing_to_keep(tmp_path: Path, capl
     torch.set_default_dtype(torch.float32)
     how: dict[str, Any] = {"dataset": "digits", "clients": 3, "keep": 12, "rounds": 1, "local_epochs": 1}
     with caplog.at_level(logging.WARNING):
-        for model, seeds in (("mlp:hidden=6", (0, 1)), ("mlp:hidden=5", (0,))):
-            study = idl.Study(methods=["fedbn", "fedavg"], model=model, seeds=seeds, **how)
-            idl.run(study, tmp_path / str(len(seeds)), engine="sequential")
-    said = [record.message for record in caplog.records if "fedbn" in record.message]
-    assert len(said) == 2
-    assert all(s.startswith("method fedbn: the network has no normalisation layer") and "norm=" in s for s in said)
+        study = idl.Study(methods="fedbn", model="mlp:hidden=4", seeds=(0, 1), **how)
+        idl.run(study, tmp_path / "run", engine="sequential")
+    [said] = [record.message for record in caplog.records if "fedbn" in record.message]
+    assert said.startswith("method fedbn: the network has no normalisation layer")
+    assert "norm=" in said
 
 
 @pytest.mark.parametrize("make", [batch_norm, two_norms])

@@ -9,7 +9,7 @@ from pydantic import Field, NonNegativeFloat
 from torch import Tensor
 
 from idiolect.core.method import Data, Down, Method, Model, Reduced, Task, Up, reduce, tree, unchanged
-from idiolect.training import batches, log_softmax_of, mean, rows, stateless, train_model
+from idiolect.training import Batch, batches, log_softmax_of, mean, rows, stateless, train_model
 
 SEARCH = {"tau": "0.1..1", "mu": "0..0.99"}
 
@@ -54,22 +54,24 @@ def elastic(task: Task, *, tau: NonNegativeFloat = 0.5, mu: Annotated[float, Fie
     def send(server: Model, ids: Tensor) -> Down:
         return Down(shared=server)
 
+    def slope(w: Model, data: Data, batch: Batch) -> Model:
+        x_B, _ = rows(task, data, batch)
+
+        def size(model: Model) -> Tensor:
+            return mean(network(model, task.inputs(x_B)).square().flatten(1).sum(1), batch.used_B)
+
+        gradient: Model = torch.func.grad(size)(w)  # [1]
+        return gradient
+
     def sensitivity(w: Model, data: Data, key: Tensor) -> Model:
         total: Model = tree.zeros(w)
         weight = torch.zeros(())
         for batch in batches(data, task.training, key, epochs=1):
-            x_B, _ = rows(task, data, batch)
-
-            def size(model: Model, x_B: Any = x_B, used_B: Tensor = batch.used_B) -> Tensor:
-                return mean(network(model, task.inputs(x_B)).square().flatten(1).sum(1), used_B)
-
-            slope = torch.func.grad(size)(w)  # [1]
+            gradient = slope(w, data, batch)
             live = (batch.used_B.sum() > 0).to(weight.dtype)  # where clients are mapped, some are at their end before
             keep = 1 - live * (1 - mu)
-            total = tree.map(
-                lambda a, g, keep=keep, live=live: keep * a + live * (1 - mu) * g.abs(), total, slope
-            )  # [1]
-            weight = keep * weight + live * (1 - mu)
+            total = tree.map(lambda a, g, k=keep: k * a + (1 - k) * g.abs(), total, gradient)  # [1]
+            weight = keep * weight + 1 - keep
         return tree.map(lambda a: a / weight, total)
 
     def local(down: Down, client: Any, data: Data, key: Tensor) -> tuple[Any, Up, dict[str, Tensor]]:

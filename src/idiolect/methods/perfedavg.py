@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import replace
 from typing import Any, Literal
 
@@ -29,6 +29,9 @@ from idiolect.training import (
 PERSONAL = ("tuning_epochs", "tuning_steps")
 SEARCH = {"alpha": "0.001..0.3:log"}
 VARIANTS: dict[str, dict[str, Any]] = {"Per-FedAvg (HF)": {"hessian": "difference"}}
+
+Loss = Callable[[Model, Batch], tuple[Tensor, tuple[Tensor, Tensor]]]
+"""Of a step: its value, and what ``trained_loss`` averages."""
 
 
 def perfedavg(
@@ -106,13 +109,13 @@ def perfedavg(
             value = mean(task.loss(network(model, task.inputs(x_B)), y_B), batch.used_B)
             return value, (value, batch.used_B.sum())
 
-        def first_order(w: Model, group: Sequence[Batch]) -> Any:
+        def first_order(w: Model, group: Sequence[Batch]) -> Loss:
             adapted, _ = sgd(error, w, [group[0]._replace(rate=1.0)], own)  # [1]
             way = tree.sub(adapted, w)
             # its gradient at v = w is that of f at t
             return lambda v, batch: error(tree.add(v, way), batch)  # [2]
 
-        def second_order(w: Model, group: Sequence[Batch]) -> Any:
+        def second_order(w: Model, group: Sequence[Batch]) -> Loss:
             def slope(u: Model) -> Model:
                 gradient: Model = torch.func.grad(lambda v: error(v, group[2])[0])(u)
                 return gradient
