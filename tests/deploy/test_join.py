@@ -52,7 +52,7 @@ def test_join_and_predict(call, of_table: Bundle, graz: pd.DataFrame) -> None:
     code, out, err = call("predict site --data new.csv --out p.csv")
     assert code == 0, err
     found = pd.read_csv("p.csv")
-    assert list(found) == ["label", "p_benign", "p_malignant"]
+    assert list(found) == ["row", "label", "p_benign", "p_malignant"]
     assert len(found) == len(graz) - 60
     assert (found["label"] == graz["diagnosis"][60:].to_numpy()).mean() > 0.8
     np.testing.assert_allclose(found[["p_benign", "p_malignant"]].sum(axis=1), 1, atol=1e-5)

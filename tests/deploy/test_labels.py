@@ -232,7 +232,7 @@ def test_a_sites_model_keeps_thresholds_and_errors(bundle: Bundle, site: Bundle)
 def test_predictions_and_sets_at_a_level(site: Bundle, call: Call) -> None:
     assert call(f"predict {site.folder} --data new.csv --out p.csv")[0] == 0
     table = pd.read_csv("p.csv", keep_default_na=False)
-    assert list(table) == ["labels", "p_cough", "p_fever", "p_rash"]
+    assert list(table) == ["row", "labels", "p_cough", "p_fever", "p_rash"]
     model = log_probabilities(site.model(), site.predicting, torch.tensor(pd.read_csv("new.csv").to_numpy("float32")))
     np.testing.assert_allclose(table[["p_cough", "p_fever", "p_rash"]], model[..., 1].exp(), atol=1e-6)
     p, at = table[["p_cough", "p_fever", "p_rash"]].to_numpy(), np.array(site.about.thresholds[0])

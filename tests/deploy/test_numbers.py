@@ -162,7 +162,7 @@ def test_join_and_predict(call: Call, of_two: Bundle) -> None:
     assert out.strip() == "50 samples predicted: p.csv"
     table = pd.read_csv("p.csv")
     stems = ("", "_std", "_low", "_high")
-    assert list(table) == [f"{name}{stem}" for name in ("pressure", "dose") for stem in stems]
+    assert list(table) == ["row", *(f"{name}{stem}" for name in ("pressure", "dose") for stem in stems)]
     truth = visits(50, 2, 2.5)
     assert r2_score(truth["pressure"], table["pressure"]) > 0.9
     assert r2_score(truth["dose"], table["dose"]) > 0.8
@@ -346,7 +346,7 @@ def test_columns_that_are_beside_keep_their_names(call: Call, of_one: Bundle) ->
     visits(50, 2, 2.5).assign(note="n", label="x").to_csv("old.csv", index=False)
     assert call("predict site --data old.csv --out p.parquet")[0] == 0
     table = pd.read_parquet("p.parquet")
-    assert list(table) == ["site", "dose", "note", "label", "pressure of the data", "pressure", "pressure_std"]
+    assert list(table) == ["row", "site", "dose", "note", "label", "pressure of the data", "pressure", "pressure_std"]
 
 
 @pytest.mark.parametrize("second", ["dose_std", "dose_low", "other"])

@@ -59,7 +59,7 @@ def test_every_kind_of_file(site: Bundle, rest: pd.DataFrame, tmp_path: Path, mo
     counted = predict(site, path, tmp_path / to)
     assert counted == (len(rest), 0)
     found = pd.read_csv(tmp_path / to) if to.endswith("csv") else pd.read_parquet(tmp_path / to)
-    assert list(found) == ["diagnosis", "note", "label", "p_benign", "p_malignant"]
+    assert list(found) == ["row", "diagnosis", "note", "label", "p_benign", "p_malignant"]
     p_NC = wanted(site, rest, tmp_path)
     np.testing.assert_allclose(found[["p_benign", "p_malignant"]], p_NC, atol=1e-6)
     assert found["label"].tolist() == [site.about.classes[k] for k in p_NC.argmax(1)]

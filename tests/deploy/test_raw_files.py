@@ -19,6 +19,7 @@ from idiolect.deploy.bundle import Bundle
 from idiolect.deploy.join import join
 from idiolect.deploy.predict import predict
 from idiolect.deploy.samples import read, stream
+from idiolect.deploy.usual import Usual
 from idiolect.federation.data.agreement import Agreement, common_form
 from idiolect.federation.data.samples import SiteFiles
 
@@ -219,7 +220,7 @@ def test_a_new_site_keeps_its_patients_together(of_patients: Bundle, tmp_path: P
     frame.to_csv(tmp_path / "new.csv", index=False)
     frame.rename(columns={"patient": "mrn"}).to_csv(tmp_path / "mrn.csv", index=False)
     numbers = pd.factorize(frame["patient"], sort=True)[0]
-    how = {"usual_group": study["group_column"]}
+    how = {"usual": Usual(study["group_column"])}
     samples = read(tmp_path / "new.csv", about.inputs, about.classes, "y", **how)
     assert "the samples of one 'patient' are kept together, as the training does" in caplog.text
     other = read(tmp_path / "mrn.csv", about.inputs, about.classes, "y", group_column="mrn", **how)

@@ -102,7 +102,7 @@ def test_every_kind_of_file_is_predicted(site: Bundle, kind: str, tmp_path: Path
         frame.to_json(path, orient="records", lines=True)
     assert predict(site, path, tmp_path / "p.csv") == (60, 0)
     found = pd.read_csv(tmp_path / "p.csv")
-    assert list(found) == ["stars", "shop", "label", "p_down", "p_up"]
+    assert list(found) == ["row", "stars", "shop", "label", "p_down", "p_up"]
     assert (found["label"] == found["stars"]).mean() > 0.9
     model = idl.load(site.folder)
     np.testing.assert_allclose(found[["p_down", "p_up"]], model.predict_proba(frame), atol=1e-6)

@@ -69,7 +69,7 @@ def test_files_are_predicted(site: Bundle, kind: str, tmp_path: Path) -> None:
         frame.to_json(path, orient="records", lines=True, double_precision=15)
     assert predict(site, path, tmp_path / "p.csv") == (40, 0)
     found = pd.read_csv(tmp_path / "p.csv")
-    assert list(found) == ["activity", "user", "label", "p_run", "p_walk"]
+    assert list(found) == ["row", "activity", "user", "label", "p_run", "p_walk"]
     assert (found["label"] == found["activity"]).mean() > 0.9
     model = idl.load(site.folder)
     wanted = found[["p_run", "p_walk"]]

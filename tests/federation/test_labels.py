@@ -192,7 +192,7 @@ def test_a_sites_own_model(clinics: dict[str, SiteFiles], tmp_path: Path) -> Non
         np.testing.assert_allclose(model.about.site.errors[k].sizes, sizes, atol=1e-9)
     visits(0, 400)[["age", "dose"]].to_csv(tmp_path / "new.csv", index=False)
     predict(model, tmp_path / "new.csv", tmp_path / "p.csv", level=0.8)
-    assert list(pd.read_csv(tmp_path / "p.csv")) == ["undecided", "labels", "p_cough", "p_fever", "p_rash"]
+    assert list(pd.read_csv(tmp_path / "p.csv")) == ["row", "undecided", "labels", "p_cough", "p_fever", "p_rash"]
     report = watching.watch(model, (x for x, _ in stream(tmp_path / "new.csv", model.about.inputs)))
     assert set(report.predictions.now) == set(LABELS)
     site = comparison.join(model, clinics["north"], tmp_path / "best").about.site

@@ -58,8 +58,10 @@ def bundle_command(
         if method is None:
             raise InputError("give --method (one of the run's)")
         bundle = _result(run, allow_import).bundle(method, out, seed=seed, client=client)
+    from idiolect.report.tables import size as size_text
+
     size = sum(path.stat().st_size for path in bundle.folder.iterdir())
-    say(out_console, f"Bundle: {bundle.folder} ({size / 1e6:,.1f} MB), digest {bundle.digest}")
+    say(out_console, f"Bundle: {bundle.folder} ({size_text(size)}), digest {bundle.digest}")
 
 
 def _result(run: Path, allow_import: bool) -> Result:

@@ -67,6 +67,7 @@ def join_command(
     from idiolect.deploy.bundle import Bundle
     from idiolect.deploy.join import join
     from idiolect.deploy.samples import read
+    from idiolect.deploy.usual import usual_of
 
     names = ("global", "personal", "local")
     if ships not in (None, *names):
@@ -89,10 +90,9 @@ def join_command(
         return
     source = Bundle.read(bundle, allow_import=allow_import)
     model_folder.refuse(bundle, test=test, method=method, seed=seed, study=study, state_key=state_key)
-    provenance = source.about.provenance
     samples = read(
         data, source.about.inputs, source.about.classes, target, resize=resize, as_is=as_is or (), form=form,
-        group_column=group_column, usual_group=provenance.study.get("group_column") if provenance else None,
+        group_column=group_column, usual=usual_of(source.about),
         targets=source.about.targets, labels=source.about.labels,
     )  # fmt: skip
     site = join(source, samples, out, client=client, ships=ships)  # type: ignore[arg-type]

@@ -52,6 +52,7 @@ def watch_command(
     from idiolect.data.custom.form import form_of
     from idiolect.deploy import watch as watching
     from idiolect.deploy.samples import read, stream
+    from idiolect.deploy.usual import usual_of
 
     if adapt != (out is not None):
         raise InputError("give --adapt and --out (a new folder) together")
@@ -68,12 +69,12 @@ def watch_command(
             f"--target is for numbers or several labels, and {site} predicts classes, which are not used: leave it out"
         )
     if target is None:
-        parts = stream(data, about.inputs, resize=resize, as_is=right, form=form)
+        parts = stream(data, about.inputs, resize=resize, as_is=right, form=form, usual=usual_of(about))
         result = watching.watch(bundle, (x_N for x_N, _ in parts), level=level)
     else:
         own = read(
             data, about.inputs, (), target, resize=resize, as_is=right, form=form, targets=about.targets,
-            labels=about.labels,
+            labels=about.labels, usual=usual_of(about),
         )  # fmt: skip
         result = watching.watch(bundle, own.x_N, y_MD=own.y_N, level=level)
     folder = out if out is not None and result.adaptable else None

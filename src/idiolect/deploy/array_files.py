@@ -2,20 +2,24 @@
 
 from __future__ import annotations
 
-import os
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import pandas as pd
+import torch
 from numpy.typing import NDArray
 
 from idiolect.core import tree
 from idiolect.core.errors import InputError, listed
+from idiolect.core.files import expanded
+from idiolect.core.objectives import TaskName
 from idiolect.core.tree import Tree
+from idiolect.data.custom.form import Form
 from idiolect.data.custom.npz import arrays_in
 from idiolect.data.custom.parts import Part
+from idiolect.data.custom.unlabelled import labelled_rows
 from idiolect.deploy.arrays import samples_of
 from idiolect.deploy.schema import Inputs
 
@@ -39,7 +43,7 @@ def read(
     Raises:
         InputError: the file cannot be read, or its arrays are not what the bundle takes.
     """
-    path = Path(os.path.expanduser(where))
+    path = expanded(where)
     if not path.is_file():
         raise InputError(f"there is no file {path}: give an .npz that is there")
     arrays = arrays_in(path)
@@ -53,6 +57,23 @@ def read(
     if goal is not None and goal.ndim == 2 and goal.shape[1] == len(numbers):
         columns |= dict(zip(numbers, goal.T, strict=True))
     return x_N, Part(pd.DataFrame(columns, index=range(count)))
+
+
+def labelled(
+    where: str | Path, reader: Reader, target: str | None, numbers: Sequence[str], form: Form, task: TaskName | None
+) -> tuple[Tree, Part]:
+    """As ``read``, those that have a target; ``form`` says whether others are left out.
+
+    Raises:
+        InputError: as ``read``, or a sample has no target and is not to be left out.
+    """
+    x_N, part = read(where, reader, target, numbers)
+    goal = "+".join(f'"{name}"' for name in numbers) if numbers and set(numbers) <= set(part.frame) else target
+    is_there_N = labelled_rows(part.frame, goal, str(where), form, task)
+    if is_there_N is None:
+        return x_N, part
+    kept_N = torch.from_numpy(is_there_N)
+    return tree.map(lambda x: x[kept_N], x_N), Part(part.frame[is_there_N].reset_index(drop=True))
 
 
 def some(where: str | Path, reader: Reader, size: int) -> Iterator[tuple[Tree, pd.DataFrame]]:

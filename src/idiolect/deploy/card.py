@@ -159,7 +159,7 @@ def participants(about: About) -> str | None:
 def _data(name: str, study: Mapping[str, object]) -> str:
     partition, shifts = (_plain(specs_text(study.get(part))) for part in ("partition", "shifts"))
     if not partition:  # of a federation, whose sites have data of their own
-        return f"that of the sites of {_plain(name)}"
+        return f"that of the sites of the federation {_plain(name)}"
     return f"{_plain(name)}, partition {partition}, shifts {shifts or 'none'}"
 
 

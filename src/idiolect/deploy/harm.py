@@ -73,6 +73,10 @@ class Judge(NamedTuple):
     """The difference of two models, from their merits and the samples' groups."""
     says: Callable[[Difference], str]
     """The difference to the global model, as the end of a sentence."""
+    shows: Callable[[float], str]
+    """The mean merit of a model, as its score."""
+    best: str
+    """What weights are chosen by."""
 
 
 def compare(
@@ -147,7 +151,7 @@ def _choice_of(
     difference: dict[Ships, Difference] = {
         name: judge.paired(m, merit["global"], group_N) for name, m in merit.items() if name != "global"
     }
-    why = _why(weight, difference["blend"], len(y_N), judge)
+    why = _why(weight, difference["blend"], len(y_N), judge, {name: float(m.mean()) for name, m in merit.items()})
     return Choice(weight, why, outputs, difference, _settled(models, merit))
 
 
@@ -268,9 +272,17 @@ def shares_of(weight: Mapping[Name, float]) -> list[tuple[Name, float]]:
     return sorted(((name, w / sum(weight.values())) for name, w in weight.items()), key=lambda pair: -pair[1])
 
 
-def _why(weight: Mapping[Name, float], against: Difference, count: int, judge: Judge) -> str:
+def _why(
+    weight: Mapping[Name, float], against: Difference, count: int, judge: Judge, merit: Mapping[Ships, float]
+) -> str:
     shares = " and ".join(f"{100 * w:.0f}% {name}" for name, w in shares_of(weight))
-    what = f"it is {shares}" if len(weight) > 1 else f"it is the {next(iter(weight))} model alone"
+    what = f"it is the {next(iter(weight))} model alone"
+    if len(weight) > 1:
+        scores = ", ".join(f"{name} {judge.shows(merit[name])}" for name in merit if name != "blend")
+        what = (
+            f"it is {shares}, because with these weights the models together {judge.best} samples that they were made "
+            f"without ({judge.shows(merit['blend'])}; alone: {scores})"
+        )
     if set(weight) == {"global"}:
         return f"{what}, because no other model predicts the {count} samples better"
     few = f"; {count} samples are too few to tell whether that is a gain" if against.low <= 0 <= against.high else ""
@@ -293,5 +305,8 @@ def _settled(models: Mapping[Name, Tensor], merit: Mapping[Ships, Tensor]) -> in
     return count if count > len(gain_N) else None
 
 
-OF_CLASSES = Judge("probabilities", is_right, weights, blend, paired, _says)
+OF_CLASSES = Judge(
+    "probabilities", is_right, weights, blend, paired, _says, lambda right: f"{100 * right:.1f}% right",
+    "give the highest probabilities to the right classes of",
+)  # fmt: skip
 """Of classes: a product of experts, judged by accuracy."""

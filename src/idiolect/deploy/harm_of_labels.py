@@ -34,5 +34,8 @@ def _says(against: Difference) -> str:
     return f"log loss differs by {mean} (95% interval {low} to {high})"
 
 
-OF_LABELS = Judge("probabilities", merit, weights, harm.blend, paired, _says)
+OF_LABELS = Judge(
+    "probabilities", merit, weights, harm.blend, paired, _says, lambda minus: f"log loss {number(-minus)}",
+    "give the highest probabilities to what labels are in",
+)  # fmt: skip
 """Of several labels: the difference of two mean log losses has the interval of a paired t-test."""

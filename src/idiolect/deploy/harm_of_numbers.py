@@ -11,7 +11,7 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from idiolect.core.objectives import OBJECTIVES
+from idiolect.core.objectives import OBJECTIVES, number
 from idiolect.deploy.harm import FIRST, LEAST, WORTH, Difference, Judge, Name, variance_between
 from idiolect.deploy.schema import TargetPart
 
@@ -24,7 +24,10 @@ _TINY = 1e-12  # of the variance in training: a smaller error is rounding
 def judge_of(targets: Sequence[TargetPart]) -> Judge:
     """How models of these numbers are compared and put together; they predict scaled numbers (N, D)."""
     std_D = torch.tensor([target.std for target in targets], dtype=torch.float64)
-    return Judge("predictions", partial(merit, std_D), weights, blend, paired, _says)
+    return Judge(
+        "predictions", partial(merit, std_D), weights, blend, paired, _says,
+        lambda minus: f"{_SCORE.name} {number(-minus)}", "have the smallest squared errors for",
+    )  # fmt: skip
 
 
 def merit(std_D: Tensor, value_ND: Tensor, y_ND: Tensor) -> Tensor:

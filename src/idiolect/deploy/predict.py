@@ -21,8 +21,9 @@ from idiolect.core.errors import InputError
 from idiolect.data.custom.form import Form
 from idiolect.deploy import labels, numbers
 from idiolect.deploy.bundle import Bundle, log_probabilities
-from idiolect.deploy.samples import stream
+from idiolect.deploy.samples import ROW, stream
 from idiolect.deploy.schema import About
+from idiolect.deploy.usual import usual_of
 from idiolect.simulation.thresholds import HALF
 
 # N samples, C classes, D numbers of a target
@@ -51,9 +52,10 @@ def predict(
 ) -> Counts:
     """Predict the samples of a file or folder and write them as a table.
 
-    The table has the columns that are not inputs (or the images' names), ``label``, a probability ``p_CLASS`` for each
-    class and, with ``level``, ``set``: the classes that could be right, joined by "|". Where these are not exactly one,
-    ``label`` is empty.
+    The table has ``row``, the number of each row in its file (from 1 on; empty lines do not count), the columns that
+    are not inputs (or the images' names), ``label``, a probability ``p_CLASS`` for each class and, with
+    ``level``, ``set``: the classes that could be right, joined by "|". Where these are not exactly one, ``label`` is
+    empty.
 
     Where numbers are predicted, there is a column with the name of each in place of ``label``, in the units of the
     data, and where the bundle was made from a site's samples ``NAME_std``, the standard deviation of errors. With
@@ -85,7 +87,9 @@ def predict(
     model, method = bundle.model(client), bundle.predicting
     return save(out, (
         tables(finite(log_probabilities(model, method, x_N), of_numbers=bool(bundle.about.targets)), beside)
-        for x_N, beside in stream(where, bundle.about.inputs, resize=resize, as_is=as_is, form=form)
+        for x_N, beside in stream(
+            where, bundle.about.inputs, resize=resize, as_is=as_is, form=form, usual=usual_of(bundle.about)
+        )
     ))  # fmt: skip
 
 
@@ -187,12 +191,13 @@ def number_table(value_ND: Tensor, about: About, half_D: Sequence[float] | None,
 
 
 def _beside(beside: pd.DataFrame, taken: Sequence[str]) -> dict[str, pa.Array]:
-    """Columns of the data, with other names where these are taken by predictions."""
+    """Rows' numbers, if they have some, and columns of the data, with other names where these are taken."""
     columns = {str(c): pa.array(beside[c], from_pandas=True) for c in beside}
-    for name in taken:
+    rows = {ROW: pa.array(beside.index.to_numpy())} if beside.index.name == ROW else {}
+    for name in (*taken, *rows):
         if name in columns:
             columns[f"{name} of the data"] = columns.pop(name)
-    return columns
+    return rows | columns
 
 
 def threshold_of(bundle: Bundle, level: float) -> float:
@@ -238,7 +243,7 @@ def _write(out: Path, tables: Iterator[pa.Table]) -> None:
     if first is None:
         raise InputError("there are no samples to predict: give some")
     # Probabilities hardly repeat: to look for repeated ones takes longer than to write them.
-    repeated = [field.name for field in first.schema if not pa.types.is_floating(field.type)]
+    repeated = [f.name for f in first.schema if not pa.types.is_floating(f.type) and f.name != ROW]
     parquet = partial(pq.ParquetWriter, use_dictionary=repeated)
     kind = parquet if out.suffix.lower() == ".parquet" else pyarrow.csv.CSVWriter
     with files.drafted(out) as file, kind(file, first.schema) as writer:

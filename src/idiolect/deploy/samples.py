@@ -9,12 +9,11 @@ from typing import NamedTuple
 
 import numpy as np
 import pandas as pd
-import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from idiolect.core import tree
 from idiolect.core.errors import InputError, listed, nearest, option
+from idiolect.core.files import expanded
 from idiolect.core.objectives import TaskName
 from idiolect.core.tree import Tree
 from idiolect.data.custom import dates, images, streaming, tables
@@ -24,9 +23,9 @@ from idiolect.data.custom.images import EncodedImage
 from idiolect.data.custom.npz import is_npz
 from idiolect.data.custom.parts import Part
 from idiolect.data.custom.questions import columns_asked
+from idiolect.data.custom.several import is_pattern
 from idiolect.data.custom.text_files import Roles
 from idiolect.data.custom.texts import joined
-from idiolect.data.custom.unlabelled import labelled_rows
 from idiolect.data.custom.windows import windows
 from idiolect.data.datasets.dataset import Encoding
 from idiolect.data.text.tokens import Tokens, filled_up, unit
@@ -34,6 +33,7 @@ from idiolect.deploy import array_files, units
 from idiolect.deploy.groups import group_numbers, group_of
 from idiolect.deploy.schema import Inputs, Scale, TargetPart
 from idiolect.deploy.target_columns import with_targets
+from idiolect.deploy.usual import Usual
 
 # R samples, N samples of this site, F features
 
@@ -42,6 +42,7 @@ log = logging.getLogger(__name__)
 _FEW = 8  # values of which a mean and a spread say something
 _LOOKED_AT = 1024  # rows of which they are taken, at most twice as many
 _OTHERS = "the sites that trained"
+ROW = "row"  # of the numbers of rows in their file
 IMAGES, ROWS = 4096, 32768
 """Images, and rows of a table, that are read at a time."""
 
@@ -72,7 +73,7 @@ def read(
     as_is: Sequence[str] = (),
     form: Form = Form(),  # noqa: B008  immutable
     group_column: str | None = None,
-    usual_group: str | None = None,
+    usual: Usual = Usual(),  # noqa: B008  immutable
     targets: Sequence[TargetPart] = (),
     labels: Sequence[str] = (),
 ) -> Samples:
@@ -89,7 +90,7 @@ def read(
         as_is: columns whose numbers are used although they look like those of another unit.
         form: how the tables are written.
         group_column: the column that says which samples belong together.
-        usual_group: that of the training, which counts where the site has such a column and no other is given.
+        usual: what was said in training; its group column counts where the site has such a one and no other is given.
         targets: the numbers that the bundle predicts, in place of classes.
         labels: the labels of which a sample can have several, in place of classes.
 
@@ -97,37 +98,27 @@ def read(
         InputError: there is nothing of the kind, or its columns, labels or images are not what the bundle takes.
     """
     names = [one.name for one in targets] or list(labels)
-    reader = Reader(inputs, str(where), resize=resize, as_is=[c for c in as_is if c not in names], form=form)
+    of_inputs = [c for c in as_is if c not in names]
+    reader = Reader(inputs, str(where), resize=resize, as_is=of_inputs, form=form, usual=usual)
     task: TaskName | None = "multilabel" if labels else None
     x_N: Tree | None = None
     if is_npz(where):
-        x_N, part = array_files.read(where, reader, target, names)
-        x_N, part = _labelled(x_N, part, target, names, str(where), form, task)
+        x_N, part = array_files.labelled(where, reader, target, names, form, task)
     else:
         given = "+".join(f'"{name}"' for name in names) if names and target is None else target
         [part] = streaming.whole(where, target=given, roles=reader.roles(given, names), task=task)
         reader.check(part)
     reader.beside = [str(c) for c in part.frame]
-    frame, y_N, goal = with_targets(form.known(part.frame), classes, targets, labels, target, str(where), as_is)
+    frame, y_N, goal = with_targets(
+        form.known(part.frame), classes, targets, labels, target, str(where), as_is, usual.asked
+    )
     if not len(y_N):
         raise InputError(f"{where} has no samples: give some")
-    group = group_of(frame.drop(columns=goal[1:]), goal[0], group_column, usual_group, str(where))
+    group = group_of(frame.drop(columns=goal[1:]), goal[0], group_column, usual.group, str(where))
     beside = frame.drop(columns=goal if group is None or reader.takes(group) else [*goal, group])
     group_N = None if group is None else group_numbers(frame[group], group, str(where))
     x_N = reader.encode(Part(beside, part.pictures)) if x_N is None else x_N
     return Samples(x_N, y_N, group_N)
-
-
-def _labelled(
-    x_N: Tree, part: Part, target: str | None, numbers: Sequence[str], where: str, form: Form, task: TaskName | None
-) -> tuple[Tree, Part]:
-    """The samples in arrays that have labels, or numbers."""
-    goal = "+".join(f'"{name}"' for name in numbers) if numbers and set(numbers) <= set(part.frame) else target
-    is_there_N = labelled_rows(part.frame, goal, where, form, task)
-    if is_there_N is None:
-        return x_N, part
-    kept_N = torch.from_numpy(is_there_N)
-    return tree.map(lambda x: x[kept_N], x_N), Part(part.frame[is_there_N].reset_index(drop=True))
 
 
 def stream(
@@ -137,24 +128,32 @@ def stream(
     resize: bool = False,
     as_is: Sequence[str] = (),
     form: Form = Form(),  # noqa: B008
+    usual: Usual = Usual(),  # noqa: B008
 ) -> Iterator[tuple[Tensor, pd.DataFrame]]:
     """A site's samples, some at a time, and the columns that are not inputs, or the images' names.
+
+    The index of these, ``ROW``, has the numbers of the rows in their file, from 1 on; empty lines do not count.
 
     Raises:
         InputError: as ``read``; a fault far down is found when it is reached.
     """
-    reader = Reader(inputs, str(where), resize=resize, as_is=as_is, keep=False, form=form)  # they come once
+    reader = Reader(inputs, str(where), resize=resize, as_is=as_is, keep=False, form=form, usual=usual)  # once
     size = IMAGES if inputs.kind == "images" else ROWS
     if is_npz(where):
-        yield from array_files.some(where, reader, size)
+        for x_B, beside in array_files.some(where, reader, size):
+            yield x_B, beside.set_axis(pd.RangeIndex(beside.index[0] + 1, beside.index[-1] + 2, name=ROW))
         return
+    file, count, several = None, 0, is_pattern(expanded(where))
     for part in streaming.some(where, size, reader.roles(None), reader.is_number):
         x_R = reader.encode(part)
         names = {c.name for c in inputs.columns} | set(reader.names)
         beside = part.frame[[c for c in part.frame if str(c) not in names]]
         if part.pictures is not None:
             beside = beside.assign(image=[one.name for one in part.pictures])
-        yield x_R, beside
+        if several and part.frame["file"].iloc[0] != file:
+            file, count = part.frame["file"].iloc[0], 0
+        yield x_R, beside.set_axis(pd.RangeIndex(count + 1, count + 1 + len(beside), name=ROW))
+        count += len(beside)
 
 
 class Reader:
@@ -162,9 +161,9 @@ class Reader:
 
     def __init__(
         self, inputs: Inputs, where: str, *, resize: bool = False, as_is: Sequence[str] = (), keep: bool = True,
-        form: Form = Form(),  # noqa: B008  immutable
+        form: Form = Form(), usual: Usual = Usual(),  # noqa: B008  immutable
     ) -> None:  # fmt: skip
-        self._form = form
+        self._form, self._usual = form, usual
         self.inputs, self.where, self._resize, self._keep = inputs, where, resize, keep
         self.names: dict[str, str] = {}
         """The site's name of a column by the bundle's, where they differ, and the other way round."""
@@ -284,6 +283,9 @@ class Reader:
         frame, added = dates.with_parts(frame, [e.name for e in self.inputs.columns])
         self._as_is |= added  # dates go on
         values = self._columns(frame)
+        if self._usual.missing:
+            for sentence in self._usual.forgotten(values, self._form):
+                self._say(sentence)
         names = [str(column.name) for column in values.values()]
         x_RF = tables.as_they_are(self.inputs.columns, frame if list(frame) == names else frame[names])
         if x_RF is None:
@@ -328,7 +330,7 @@ class Reader:
                 self._say(f"column {own!r} is taken as {name!r}")
         extra = [c for c in there if c not in names.values()]
         if extra:
-            self._say(f"columns that the bundle does not take are not used: {listed(extra, 8)}")
+            self._say(f"columns that the bundle does not take are not used: {listed(extra, 40)}")
         return names
 
     def _look(self, encoding: Encoding, values: pd.Series) -> None:

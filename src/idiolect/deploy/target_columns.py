@@ -26,7 +26,7 @@ _FEW = 8  # numbers of which a mean and a spread say something
 
 def with_targets(
     frame: pd.DataFrame, classes: Sequence[str], targets: Sequence[TargetPart], several: Sequence[str],
-    target: str | None, where: str, as_is: Sequence[str],
+    target: str | None, where: str, as_is: Sequence[str], hint: str = "",
 ) -> tuple[pd.DataFrame, Tensor, list[str]]:  # fmt: skip
     """A table with the answer that a target asks for, the classes or numbers of its rows, and their columns.
 
@@ -44,11 +44,11 @@ def with_targets(
         return frame, label_columns.values_of(frame, goal, several, where), goal
     frame = answered(frame, target, where)
     label = find_target([str(c) for c in frame], target, where)
-    return frame, torch.from_numpy(labels(frame[label], classes, where)), [label]
+    return frame, torch.from_numpy(labels(frame[label], classes, where, hint)), [label]
 
 
-def labels(values: pd.Series, classes: Sequence[str], where: str) -> NDArray[np.int64]:
-    """The places (N,) of labels among the classes.
+def labels(values: pd.Series, classes: Sequence[str], where: str, hint: str = "") -> NDArray[np.int64]:
+    """The places (N,) of labels among the classes; ``hint`` ends the message where one is none of them.
 
     Raises:
         InputError: a label is missing or is not a class.
@@ -65,7 +65,7 @@ def labels(values: pd.Series, classes: Sequence[str], where: str) -> NDArray[np.
     if unknown:
         raise InputError(
             f"{where} has the label {unknown[0]!r}, which the bundle does not know; its classes are "
-            f"{listed(classes, 12)}: correct the labels, or remove those rows"
+            f"{listed(classes, 12)}" + (hint or ": correct the labels, or remove those rows")
         )
     return np.array(names.map(place), np.int64)
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections import Counter
 from collections.abc import Mapping, Sequence
 from pathlib import Path
@@ -22,7 +23,7 @@ from idiolect.core.terminal import Text
 from idiolect.core.tree import Tree
 from idiolect.data import FederatedData, holdings
 from idiolect.data.heterogeneity import COMPARED, Description
-from idiolect.report import examples
+from idiolect.report import baseline, examples
 from idiolect.report.figures import Figure, partition_figures
 from idiolect.report.formatting import divided, short
 from idiolect.report.page import render_page
@@ -87,6 +88,7 @@ def facts(study: Mapping[str, Any], data: FederatedData, about: Description) -> 
         *_division(study, data),
         *_labels(data, about),
         ("Feature distance", f"{about.feature_mean:.3f} on average over pairs; {about.feature_chance:.3f} at random"),
+        *filter(None, [baseline.line(data)]),
         *_tokens(data),
         ("Shifts", ", ".join(texts) or "none"),
         ("Memory", f"{size(memory)} of samples"),
@@ -255,6 +257,8 @@ def as_json(study: Mapping[str, Any], data: FederatedData, about: Description) -
     if about.target_KD is not None:
         name = "label_shares" if data.task == "multilabel" else "target_mean"
         clients = [c | {name: mean} for c, mean in zip(clients, about.target_KD.tolist(), strict=True)]
+    scores = [None if math.isnan(score) else score for score in baseline.baseline(data).tolist()]
+    clients = [client | {"baseline": score} for client, score in zip(clients, scores, strict=False)]
     goal = {} if data.targets is None else {"task": data.task, "targets": list(data.targets.names)}
     return {
         "dataset": data.name,
@@ -264,6 +268,7 @@ def as_json(study: Mapping[str, Any], data: FederatedData, about: Description) -
         **({"class_names": list(data.class_names)} if data.targets is None else goal),
         distance_of(data): {"mean": about.label_mean, "at_random": about.label_chance},
         "feature_distance": {"mean": about.feature_mean, "at_random": about.feature_chance},
+        "baseline": {"metric": data.score.metric, "what": baseline.NAMES[data.task]},
         "conditions": [c for c in dict.fromkeys(data.conditions) if c],
         "clients": clients,
     }

@@ -2,13 +2,11 @@
 
 from __future__ import annotations
 
-import os
-from pathlib import Path
 from typing import TYPE_CHECKING
 
 from idiolect import data
 from idiolect.core.errors import InputError
-from idiolect.core.files import about_backslashes
+from idiolect.core.files import about_backslashes, expanded
 from idiolect.data import Source
 from idiolect.studies.backbones import encoder_of
 
@@ -38,7 +36,7 @@ def source_of(study: Study) -> Source:
             header=study.header, columns=study.columns, missing=study.missing, unlabelled=study.unlabelled,
             layout=study.layout,
         )  # fmt: skip
-    folder = None if study.data_dir is None else Path(os.path.expanduser(study.data_dir))
+    folder = None if study.data_dir is None else expanded(study.data_dir)
     if folder and not folder.is_dir():
         fix = about_backslashes(folder) or f"leave it out to download {study.dataset} by name"
         raise InputError(f"data_dir={study.data_dir}: there is no such folder; {fix}")

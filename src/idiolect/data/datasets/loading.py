@@ -19,6 +19,7 @@ import torch
 from torch import Tensor
 
 from idiolect.core.errors import InputError, nearest
+from idiolect.core.files import expanded
 from idiolect.data.datasets import cache
 from idiolect.data.datasets.catalogue import SETS, Card
 from idiolect.data.datasets.dataset import Column, Source
@@ -43,7 +44,7 @@ def load(name: str, data_dir: Path | None = None) -> Source:
     """
     card = _card(name)
     place = data_dir or os.environ.get("IDIOLECT_DATA")
-    folder = Path(os.path.expanduser(place)) / name if place else None
+    folder = expanded(place) / name if place else None
     x_R, y_R, train_rows, columns = _read(name, card, folder) if card.origin or card.domains else _digits()
     counts, published_counts = (train_rows, len(y_R) - train_rows), (card.train_rows, card.test_rows)
     if counts != published_counts:
@@ -76,7 +77,7 @@ def at_hand(name: str, data_dir: str | None = None) -> bool:
     """Whether a data set can be read without a download: bundled, or in the data folder."""
     place = data_dir or os.environ.get("IDIOLECT_DATA")
     card = _card(name)
-    return not (card.origin or card.domains) or bool(place and (Path(os.path.expanduser(place)) / name).is_dir())
+    return not (card.origin or card.domains) or bool(place and (expanded(place) / name).is_dir())
 
 
 def describe(name: str) -> dict[str, Any]:

@@ -22,7 +22,7 @@ def remarks(inputs: Inputs, offers: Mapping[str, Offer]) -> list[str]:
             lacking.setdefault(without, []).append(name)
     for without, names in lacking.items():
         sentences.append(
-            f"column{'s' if len(names) > 1 else ''} {listed(map(repr, names), 10)} {'are' if len(names) > 1 else 'is'} "
+            f"column{'s' if len(names) > 1 else ''} {listed(map(repr, names), 40)} {'are' if len(names) > 1 else 'is'} "
             f"not used, because {listed(without, 5)} {'have' if len(without) > 1 else 'has'} none of this name"
         )
     for site, offer in offers.items():
