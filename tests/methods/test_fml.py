@@ -153,6 +153,22 @@ def test_the_own_optimiser_goes_on_and_the_shared_one_starts_anew(rule: Any) -> 
     r.same(other.value, up.value, rtol=1e-9)
 
 
+@pytest.mark.parametrize("kept", [True, False])
+@pytest.mark.parametrize("momentum", [0.0, 0.9])
+def test_one_optimiser_for_both_and_one_for_each_take_the_same_steps(kept: bool, momentum: float) -> None:
+    """A bound that never acts makes each model train by its own."""
+    ends = []
+    for clip in (None, 1e9):
+        rule = SGD(0.05, momentum, 1e-3, clip)
+        method = methods.build(
+            "fml", {"own_weight": 0.3, "shared_weight": 0.7, "keep_momentum": kept}, o.task(optimiser=rule)
+        )
+        start = trained(Own(o.model_of(OWN[0]), o.model_of(SPEED[0]) if kept else ()))
+        ends.append(method.local(o.one(method, o.model_of(START), 0), start, o.data(*ROWS[0]), o.key()))
+    for a, b in zip(*map(tree.leaves, ends), strict=True):
+        close(a, b)
+
+
 def test_absent_client_keeps_its_model_and_a_new_one_starts_at_the_shared_one() -> None:
     method = methods.build("fml", {}, o.task())
     down, data = o.one(method, o.model_of(START), 2), o.data(*ROWS[2])
