@@ -161,6 +161,8 @@ def page(name: str, known: Anatomy) -> str:
         f"Bytes are for the {NETWORK} network, 10 classes, 20 clients. C classes, d features, K clients,",
         "N samples.",
     ]
+    if known.note:
+        out += ["", f"{_upper(known.note)}."]
     out += ["", "## Notes", ""]
     for paragraph in doc.prose:
         out += [_prose(paragraph), ""]

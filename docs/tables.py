@@ -11,6 +11,7 @@ from importlib import import_module
 from pathlib import Path
 
 from idiolect import methods
+from idiolect.core.reports import PairValue
 from idiolect.methods import _skeleton
 from idiolect.reproduction import recipes
 from idiolect.studies.settings import SETTINGS
@@ -24,7 +25,7 @@ TYPES = {
 }  # fmt: skip
 """The types whose fields a method reads or fills, and their modules."""
 RUNS, CONTRACT, CONTRIBUTING = TOP / "docs" / "runs.md", TOP / "docs" / "contract.md", TOP / "CONTRIBUTING.md"
-REPRODUCE = TOP / "docs" / "reproduce.md"
+REPRODUCE, REPORTS = TOP / "docs" / "reproduce.md", TOP / "docs" / "reports.md"
 
 
 def pages() -> dict[Path, str]:
@@ -45,6 +46,7 @@ def pages() -> dict[Path, str]:
         CONTRACT: contract or "",
         CONTRIBUTING: with_table(CONTRIBUTING, "folders", folders()),
         REPRODUCE: with_table(REPRODUCE, "tuned", tuned()),
+        REPORTS: with_table(REPORTS, "drawn", drawn()),
     }
 
 
@@ -71,6 +73,18 @@ def tuned() -> list[str]:
             for name, values in each.items():
                 over = ", ".join(f"{value:g}" for value in values)
                 rows.append(f"| {methods.get(paper).title} | {whom} | `{name}` | {over} | {said.place} |")
+    return rows
+
+
+def drawn() -> list[str]:
+    """What methods want a page to draw: the tables ``REPORTS`` of their files."""
+    rows = ["| method | metric | what it is | what can be read off its figure |", "| :-- | :-- | :-- | :-- |"]
+    for name in sorted(methods.ours()):
+        entry = methods.get(name)
+        for metric, report in entry.reports.items():
+            pairs = isinstance(report, PairValue)
+            what = f"of each two clients: {report.name}" if pairs else f"of each client: {report.meaning}"
+            rows.append(f"| {entry.title} | `{metric}` | {cell(what)} | {cell(report.shows)} |")
     return rows
 
 

@@ -157,7 +157,7 @@ def test_commands_parse_and_build_their_study(page: Path, place: Path, monkeypat
 @pytest.mark.parametrize("page", PAGES, ids=lambda p: p.relative_to(ROOT).as_posix())
 def test_python_runs_and_studies_are_read(page: Path, place: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     Path("runs", "mine", "study.yaml").unlink()  # an example makes this run
-    train, real = idl.run, reproduce.reproduce
+    train, search, real = idl.run, idl.tune, reproduce.reproduce
 
     def quick(study: idl.Study, out: Any = None, **how: Any) -> Any:
         few = {"rounds": 1, "local_epochs": 1, "clients": study.clients and min(5, study.clients)}
@@ -165,11 +165,15 @@ def test_python_runs_and_studies_are_read(page: Path, place: Path, monkeypatch: 
             few["clients"] = study.clients
         return train(study.model_copy(update=few), out, engine="sequential", **how)
 
+    def quick_search(study: idl.Study, *given: Any, **how: Any) -> Any:
+        return search(study.model_copy(update={"rounds": 2, "local_epochs": 1, "clients": 3}), *given, **how)
+
     def asked(*given: Any, **how: Any) -> list[Any]:
         inspect.signature(real).bind(*given, **how)
         return []
 
     monkeypatch.setattr(idl, "run", quick)
+    monkeypatch.setattr(idl, "tune", quick_search)
     monkeypatch.setattr(reproduce, "reproduce", asked)
     for block in blocks(page):
         assert block.language in LANGUAGES, f"nobody runs {block.language!r}"

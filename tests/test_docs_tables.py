@@ -162,7 +162,7 @@ def test_what_a_test_of_a_method_imports_besides_is_listed() -> None:
         r"^\| `(idiolect[\w.]*)` \| \S.*? \| (.*) \|$", between("docs/contract.md", "imports of tests"), re.M
     )
     mine = between("docs/contract.md", "imports")
-    assert rows == [("idiolect.core.reduction", "`reduced`"), ("idiolect.models", "`build`")]
+    assert [module for module, _ in rows] == ["idiolect.core.reduction"]
     assert all(f"| `{module}` |" not in mine for module, _ in rows)
     code = (ROOT / "docs/tutorials/method.md").read_text()
     for module in set(re.findall(r"^from (idiolect\.[\w.]+) import", code, re.MULTILINE)):
@@ -218,17 +218,6 @@ def test_a_page_names_all_of_a_kind(page: str, names: list[str]) -> None:
     text = (ROOT / "docs" / page).read_text()
     assert [name for name in names if not re.search(rf"`{name}\b", text)] == []
     assert page != "data.md" or set(names) <= set(NETWORKS)
-
-
-@pytest.mark.parametrize(
-    ("column", "sentence"), [(2, r"^\| [^|]* \| refused:.*$"), (3, r"^FedPAC, FedFomo, .* alone;")]
-)
-def test_the_methods_that_a_protection_refuses_are_those_of_the_threat_model(column: int, sentence: str) -> None:
-    rows = [row.strip("| ").split(" | ") for row in between("docs/threat-model.md", "protections").splitlines()]
-    refused = {row[0].partition(" (")[0] for row in rows if row[column] == "refused"}
-    text = "\n".join(re.findall(sentence, (ROOT / "docs" / "robustness.md").read_text(), re.MULTILINE))
-    assert len(refused) > 3
-    assert {row[0] for row in rows[2:] if re.search(rf"\b{re.escape(row[0])}\b(?! with)", text)} == refused
 
 
 def value(path: str) -> Any:
@@ -333,12 +322,10 @@ def test_the_page_of_training_names_all_that_methods_share() -> None:
     assert names == set(training.__all__)
 
 
-@pytest.mark.parametrize("name", [name for name in sorted(methods.ours()) if methods.get(name).reports])
-def test_what_a_page_draws_of_a_method_is_on_the_pages_of_runs_and_reports(name: str) -> None:
-    entry = methods.get(name)
-    records = section("runs.md", "The folder of a run")
-    assert [metric for metric in entry.reports if not re.search(rf"`{metric}` \({entry.title}\)", records)] == []
-    assert entry.title in section("reports.md", "Figures")
+def test_what_methods_want_drawn_is_on_the_page_of_reports() -> None:
+    rows = {tuple(row.strip("| ").split(" | ")[:2]) for row in between("docs/reports.md", "drawn").splitlines()[2:]}
+    entries = [methods.get(name) for name in methods.ours()]
+    assert rows == {(entry.title, f"`{metric}`") for entry in entries for metric in entry.reports}
 
 
 def test_the_presets_of_the_page_of_fidelity_are_those_of_the_methods() -> None:

@@ -29,7 +29,10 @@ from idiolect.simulation import Job, begin, fit
 from idiolect.training.server_optimisers import ServerAdam, ServerMomentum, ServerOptimiser
 
 EXACT = {"engines_agree", "resumes_exactly"}  # bits, so in float32 as users run; the rest compares sums, in float64
-OPTIONS: dict[str, dict[str, object]] = {"pfedhn": {"steps": 16}}  # so that 50 steps a client do not take their time
+OPTIONS: dict[str, dict[str, object]] = {  # to take less time; a hundred passes also magnify rounding, on 20 prototypes
+    "pfedhn": {"steps": 16}, "fedala": {"most_passes": 12}, "fedtgp": {"server_epochs": 10},
+    "floco": {"start_round": 1, "endpoints": 2},  # so that clients have regions after two rounds
+}  # fmt: skip
 
 
 @pytest.fixture(autouse=True)
@@ -221,9 +224,10 @@ def test_what_is_to_be_drawn_is_reported(name: str) -> None:
 
 
 OTHER = {
-    "head_epochs": 3, "predict_with": {"fedcr": "logits", "fedproto": "prototypes"}, "tuning_epochs": 2,
-    "joining_steps": 1, "samples": 2, "tune_body": True, "personal": "own", "folds": 2, "share_samples": 1.0,
-    "min_count_adapt": 1, "drop_last_adapt": True, "tuning": "all",
+    "head_epochs": 3, "predict_with": {"fedcr": "logits", "fedproto": "prototypes", "fedtgp": "head"},
+    "tuning_epochs": 2, "joining_steps": 1, "joining_epochs": 1, "samples": 2, "tune_body": True, "personal": "own",
+    "folds": 2, "share_samples": 1.0, "min_count_adapt": 1, "drop_last_adapt": True, "tuning": "all",
+    "tuning_steps": 2,
 }  # fmt: skip
 
 

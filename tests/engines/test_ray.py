@@ -311,8 +311,7 @@ def test_the_bits_of_sequential(runs_on: Ray, name: str) -> None:
     _same(job, _run(job, runs_on))
 
 
-@pytest.mark.parametrize("name", ["pfedfda", "fedshrink", "fedfomo"])
-@pytest.mark.parametrize("kind", ["groups", "blocks"])
+@pytest.mark.parametrize(("name", "kind"), [("pfedfda", "groups"), ("fedshrink", "blocks")])
 def test_the_bits_of_sequential_with_groups(runs_on: Ray, name: str, kind: str) -> None:
     rows = len(DATA.y_R)
     if kind == "groups":

@@ -296,7 +296,7 @@ def test_recorded_rounds(part: str, alpha: float) -> None:
             agree(clients[k].value.w, params(f, f"{at}/client/{k}/w"))
             agree(tree.add(server, up.value), params(f, f"{at}/client/{k}/w"))
             logp = method.predict(down, clients[k], torch.tensor(f[f"data/{k}/x_test"])).numpy()
-            loss.append(-logp[np.arange(12), f[f"data/{k}/y_test"]].mean())
+            loss.append(-logp[np.arange(len(logp)), f[f"data/{k}/y_test"]].mean())
             right.append((logp.argmax(1) == f[f"data/{k}/y_test"]).mean())
         server, _ = method.aggregate(server, reduced(method.reduce, tree.stack(ups)), torch.tensor(ids))
         agree(server, params(f, f"{at}/server"))

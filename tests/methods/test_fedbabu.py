@@ -42,7 +42,7 @@ def test_recorded_rounds() -> None:
         server, _ = method.aggregate(server, reduced(method.reduce, tree.stack(ups)), torch.tensor(ids))
         after.append(server)
         r.same(server.body, r.body(f, f"round{number}/body/fc1"))
-        close(100 * r.hits(method, server, f, [()] * 5) / r.TEST_ROWS, f[f"round{number}/accuracy"], rtol=1e-6)
+        close(100 * r.hits(method, server, f, [()] * 5) / r.test_rows(f), f[f"round{number}/accuracy"], rtol=1e-6)
     for name, start in r.head(f, "init/fc2.").items():
         assert torch.equal(server.head[name], start), "the head moved"
 

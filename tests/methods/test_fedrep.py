@@ -49,11 +49,11 @@ def test_recorded_rounds() -> None:
         for k, client in enumerate(clients):
             mine = plain.personalise(o.one(plain, server, k), client, r.training(f, k), o.key())
             r.same(mine.value, r.head(f, f"{at}heads/", k))
-        close(100 * r.hits(plain, server, f, clients) / r.TEST_ROWS, f[at + "accuracy"], rtol=1e-6)
+        close(100 * r.hits(plain, server, f, clients) / r.test_rows(f), f[at + "accuracy"], rtol=1e-6)
     for k, client in enumerate(clients):
         mine = tuned.personalise(o.one(tuned, server, k), client, r.training(f, k), o.key())
         r.same(mine.value, r.head(f, "strict/final/heads/", k))
-    close(100 * r.hits(tuned, server, f, clients) / r.TEST_ROWS, f["strict/final/accuracy"], rtol=1e-6)
+    close(100 * r.hits(tuned, server, f, clients) / r.test_rows(f), f["strict/final/accuracy"], rtol=1e-6)
 
 
 def coasting(f: r.Files, k: int, model: Model) -> Model:

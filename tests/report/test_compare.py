@@ -84,6 +84,15 @@ def test_ties_and_equal_clients_are_tested_without_a_warning():
     assert signed_rank(np.array([1.0, 2, 3, 4, 5])) == pytest.approx(2 / 32), "all of 2^5 signs, two-sided"
 
 
+@pytest.mark.parametrize("count", [2, 5, 9, 12])
+def test_with_ties_the_test_is_scipys(count: int) -> None:
+    draw = np.random.default_rng(count)
+    for point_K in (draw.integers(-2, 3, count), draw.integers(1, 3, count), np.arange(count) - 1):
+        if point_K.any():
+            want = wilcoxon(point_K, zero_method="zsplit").pvalue
+            assert signed_rank(point_K.astype(float)) == pytest.approx(want, rel=1e-12)
+
+
 def test_p_values_of_several_seeds():
     assert combined([0.03]) == 0.03
     assert combined([0.01, 0.05]) == pytest.approx(0.06)

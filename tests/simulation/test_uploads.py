@@ -210,11 +210,16 @@ def _bits(job: Job, *engines: Any) -> list[Any]:
     return said
 
 
-@pytest.mark.parametrize("name", ["fedavg", "ditto", "scaffold", "fedcr"])
-def test_additions_are_of_the_round_and_not_of_the_engine(name: str) -> None:
+def test_additions_are_of_the_round_and_not_of_the_engine() -> None:
     """Many are added up by workers, of whom some train clients of another's branch."""
-    job = _crowd(150)._replace(name=name, build=partial(toy.builder(name), toy.task()))
-    _bits(job, Sequential(), Processes(1), Processes(2), Processes(5))
+    _bits(_crowd(150), Sequential(), Processes(1), Processes(2), Processes(5))
+
+
+@pytest.mark.parametrize("name", ["ditto", "scaffold", "fedcr"])
+def test_additions_of_other_messages(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(adding, "_FEW", 1)
+    job = _crowd(20)._replace(name=name, build=partial(toy.builder(name), toy.task()))
+    _bits(job, Sequential(), Processes(2), Processes(5))
 
 
 @pytest.mark.parametrize("count", [3, 16, 17, 40])

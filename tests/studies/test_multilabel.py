@@ -26,7 +26,27 @@ from idiolect.simulation import label_measures
 from idiolect.statistics import covariance
 from idiolect.training import trial
 
-OF_CLASSES = {"fedcr", "fedlda", "fedpac", "fedproto", "fedrod", "fedsr", "knnper", "pfedfda"}
+OF_CLASSES = {
+    "ccvr",
+    "fd",
+    "fedas",
+    "fedcr",
+    "fedgc",
+    "fedgen",
+    "fedkd",
+    "fedlc",
+    "fedlda",
+    "fedntd",
+    "fedpac",
+    "fedpcl",
+    "fedproto",
+    "fedrod",
+    "fedsr",
+    "flute",
+    "fml",
+    "knnper",
+    "pfedfda",
+}
 LABELS = ("red", "big", "rare")
 
 

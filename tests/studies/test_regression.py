@@ -26,7 +26,27 @@ from idiolect.simulation import errors_of_numbers
 from idiolect.statistics.conformal import OF_INTERVALS
 from idiolect.training import trial
 
-OF_CLASSES = {"fedcr", "fedlda", "fedpac", "fedproto", "fedrod", "fedsr", "knnper", "pfedfda"}
+OF_CLASSES = {
+    "ccvr",
+    "fd",
+    "fedas",
+    "fedcr",
+    "fedgc",
+    "fedgen",
+    "fedkd",
+    "fedlc",
+    "fedlda",
+    "fedntd",
+    "fedpac",
+    "fedpcl",
+    "fedproto",
+    "fedrod",
+    "fedsr",
+    "flute",
+    "fml",
+    "knnper",
+    "pfedfda",
+}
 
 
 def frame(rows: int = 90, seed: int = 0, scale: float = 100.0) -> pd.DataFrame:

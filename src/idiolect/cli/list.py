@@ -216,7 +216,7 @@ def _models() -> dict[str, dict[str, Any]]:
 def _engines() -> dict[str, dict[str, Any]]:
     from idiolect import engines
 
-    auto = {"summary": "Processes; sequential on one core and on Windows. Not yet measured on a GPU: vectorised."}
+    auto = {"summary": "Processes; sequential on one core and on Windows. Never vectorised: give it for a GPU."}
     return {"auto": auto} | _functions(engines.ENGINES)
 
 

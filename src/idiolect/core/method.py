@@ -234,6 +234,8 @@ class Method(NamedTuple, Generic[S, C]):
     """Rounds in which all clients take part, whatever the participation."""
     own_start: bool = False
     """Whether ``init_client`` depends on the client's number."""
+    note: str = ""
+    """A sentence that a study says once, where the method is on this task less than its name says; "" for none."""
 
 
 @dataclass(frozen=True)

@@ -10,7 +10,7 @@ from torch import Tensor
 
 from idiolect.core.method import Data, Down, Method, Model, PairValue, Reduced, Task, Up, keys, reduce, tree
 from idiolect.statistics.interpolation import numbers
-from idiolect.training import groups, inner, log_softmax_of, mean, row_losses, train_model
+from idiolect.training import groups, inner, log_softmax_of, mean, only, row_losses, train_model
 
 SEARCH = {"exploration": "0.1..0.5"}
 PRESETS: dict[str, dict[str, Any]] = {"official": {"distance": "l1", "average_candidate": True}}
@@ -248,14 +248,6 @@ def split(data: Data, key: Tensor, share: float) -> tuple[Data, Data]:
 def least(a_N: Tensor, number_N: Tensor) -> Tensor:
     """The least value (N,) of all entries with the same number."""
     return torch.full_like(a_N, len(a_N)).scatter_reduce(0, number_N, a_N, "amin")[number_N]
-
-
-def only(data: Data, keep_N: Tensor) -> Data:
-    """The samples marked 1; the others become padding at the end or, for a single client, are removed."""
-    at_N = keep_N.argsort(descending=True, stable=True)
-    if not tree.mapped(keep_N):
-        at_N = at_N[: int(keep_N.sum())]
-    return data._replace(row_N=data.row_N[at_N], real_N=keep_N[at_N])
 
 
 def between(a: Model, b: Model, distance: Distance) -> Tensor:

@@ -10,12 +10,12 @@ from torch import Tensor
 from torch.nn.functional import linear, log_softmax, relu
 
 from idiolect.core.method import Data, Down, Method, Model, Task, Tree, Up, Weights, keys, new_linear, reduce, tree
-from idiolect.statistics.moments import weights_by_class
 from idiolect.training import (
     Batch,
     Personal,
     add,
     batches,
+    class_counts,
     cross_entropy_mean,
     joins_by_training,
     require_classes,
@@ -105,15 +105,11 @@ def fedrod(
         head: Weights = tree.map(lambda base, slope: base + slope @ unit_H, hyper.base, hyper.slope)  # [5]
         return head
 
-    def class_counts(data: Data) -> Tensor:
-        count_C = weights_by_class(data.y_R[data.row_N], data.real_N, classes).sum(0)
-        return count_C.to(torch.get_default_dtype())
-
     def send(server: Shared, ids: Tensor) -> Down:
         return Down(shared=server)
 
     def local(down: Down, client: Personal, data: Data, key: Tensor) -> tuple[Personal, Up, dict[str, Tensor]]:
-        n_C = class_counts(data)
+        n_C = class_counts(task, data)
         # the lowest number, not minus infinity: exp() gives the same 0, and the loss of padding times 0 is not NaN
         log_n_C = torch.where(n_C > 0, n_C.clamp(min=1).log(), torch.finfo(n_C.dtype).min)  # [1]
 
@@ -138,7 +134,7 @@ def fedrod(
         return client if hypernetwork else trained(own), Up(tree.sub(new, down.shared), data.real_N.sum()), info
 
     def from_shares(down: Down, client: Personal, data: Data, key: Tensor) -> Personal:
-        return Personal(generate(down.shared.hyper, class_counts(data)), client.trained)
+        return Personal(generate(down.shared.hyper, class_counts(task, data)), client.trained)
 
     def predict(down: Down, client: Personal, x_B: Tensor) -> Tensor:
         model = down.shared.model

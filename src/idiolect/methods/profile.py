@@ -54,6 +54,8 @@ class Anatomy(NamedTuple):
     """Rounds in which all clients take part."""
     own_start: bool
     """Whether each client starts from a state of its own."""
+    note: str
+    """What the method says of the network asked about; "" for nothing."""
 
     def as_json(self) -> dict[str, Any]:
         """The same as plain values."""
@@ -70,6 +72,7 @@ class Anatomy(NamedTuple):
             "stand_by": self.stands_by,
             "full_rounds": list(self.full_rounds),
             "own_start": self.own_start,
+            "note": self.note,
         }
 
 
@@ -125,6 +128,7 @@ def of(
     return Anatomy(
         message("shared"), message("own"), message("value"), message("weight"), not needs_each(method.reduce),
         message("client"), message("server"), joins, method.stand_by is not None, method.full_rounds, method.own_start,
+        large.method.note,
     )  # fmt: skip
 
 

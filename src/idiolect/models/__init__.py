@@ -86,6 +86,23 @@ def build(
     return Network(partial(make, shape, classes, **options), inputs if name in _OF_IDS else shape, policy, precision)
 
 
+def beside(model: str, network: Network, classes: int) -> Network:
+    """The network of a model that a method trains beside the clients' own: the same one where ``model`` is "".
+
+    Raises:
+        InputError: it is not one of the networks by name, or normalises by batches.
+    """
+    if not model:
+        return network
+    name = pretrained.spec_of(model).name
+    if name not in NETWORKS:
+        raise InputError(f"shared_model={model}: {nearest(name, NETWORKS)}; a shared model is one of idiolect's own")
+    second = build(model, network.inputs, classes, network.precision)
+    if second.buffers:
+        raise InputError(f"shared_model={model} normalises by batches: choose mlp, or a network without buffers")
+    return second
+
+
 def _for_all(*, buffers: Buffers | None = None) -> None:
     """The options that every model has."""
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import numpy as np
 import pandas as pd
@@ -23,6 +23,7 @@ from idiolect.runs.reader import Run
 
 # S seeds, K clients, B resamples
 
+_ALL_SIGNS = 13  # clients, of whose signs all are tried where there are ties, as scipy does
 _RESAMPLES = 10_000
 _LEVEL = 0.05
 _AT_A_TIME = 500  # resamples, so that many clients fit in memory
@@ -185,9 +186,20 @@ def signed_rank(point_K: np.ndarray) -> float | None:
 
     Source: Wilcoxon, 1945; Demšar, Statistical Comparisons of Classifiers over Multiple Data Sets, JMLR 2006, 3.1.3.
     """
-    from scipy.stats import wilcoxon  # slow to import
+    from scipy.stats import permutation_test, rankdata, wilcoxon  # slow to import
 
-    return float(wilcoxon(point_K, zero_method="zsplit").pvalue) if point_K.any() else None
+    if not point_K.any():
+        return None
+    size_K = np.abs(point_K)
+    if len(size_K) > _ALL_SIGNS or ((size_K > 0).all() and len(np.unique(size_K)) == len(size_K)):
+        return float(wilcoxon(point_K, zero_method="zsplit").pvalue)
+
+    # few clients, some of them alike: scipy's own way to this number ranks all signs one by one, in a second
+    def statistic(rank_BK: np.ndarray, axis: int) -> Any:
+        return np.where(rank_BK > 0, rank_BK, 0).sum(axis)
+
+    signed_K = np.sign(point_K) * rankdata(size_K)
+    return float(permutation_test((signed_K,), statistic, permutation_type="samples", vectorized=True).pvalue)
 
 
 def combined(p_values: Sequence[float | None]) -> float | None:

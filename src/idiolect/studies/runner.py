@@ -93,9 +93,10 @@ def run(
         raise InputError(f"resume needs the folder to continue: give {option('out')}")
     federation = study.federation()
     jobs = study.jobs(federation)
+    notes = {}
     for use, job in jobs:
         with blame(f"method {use.name}"):
-            job.build()
+            notes[use.name] = job.build().note
     manifest = manifest_of(study, federation)
     store = Store(Path(out) if out is not None else None, study, manifest, resume=resume)
     result = Result(store.folder, store.study)
@@ -103,6 +104,9 @@ def run(
     before = list(store.diverged)
     if warning := evaluation_warning(study, federation.trained, schedule.backlog([job for _, job in jobs])):
         log.warning("%s", warning)
+    for name, note in notes.items():
+        if note:
+            log.warning("method %s: %s", name, note)
 
     with closing(store), signals.received(lambda number: KeyboardInterrupt()) as numbers:
         _join_predictions(store, federation)  # so that a broken file is noticed before anything is trained

@@ -1,17 +1,20 @@
 """Building blocks that methods share: batches, local training, forward passes, averaging of weights."""
 
 from idiolect.training.averaging import add, averaging
-from idiolect.training.batches import Batch, batches, groups, inner, rows
+from idiolect.training.batches import Batch, batches, groups, inner, only, rows
 from idiolect.training.client_state import Personal, joins_by_training, own_or, stateless, trained, untrained
 from idiolect.training.optimisers import optimiser_state
+from idiolect.training.personal_weights import with_personal_weights
 from idiolect.training.preprocessing import Preprocessing
-from idiolect.training.requirements import require_classes, require_sgd, require_unweighted
+from idiolect.training.prototypes import batches_of_pairs, pairs, prototypes, upload
+from idiolect.training.requirements import require_classes, require_linear_head, require_sgd, require_unweighted
 from idiolect.training.settings import training_of
 from idiolect.training.sgd import cross_entropy_mean, mean, sgd, sgd_from
 from idiolect.training.sharing import shared
 from idiolect.training.supervised import (
     ModelPart,
     batch_features,
+    class_counts,
     features,
     log_softmax_of,
     row_losses,
@@ -28,6 +31,8 @@ __all__ = [
     "averaging",
     "batch_features",
     "batches",
+    "batches_of_pairs",
+    "class_counts",
     "cross_entropy_mean",
     "features",
     "groups",
@@ -35,9 +40,13 @@ __all__ = [
     "joins_by_training",
     "log_softmax_of",
     "mean",
+    "only",
     "optimiser_state",
     "own_or",
+    "pairs",
+    "prototypes",
     "require_classes",
+    "require_linear_head",
     "require_sgd",
     "require_unweighted",
     "row_losses",
@@ -51,4 +60,6 @@ __all__ = [
     "trained_loss",
     "training_of",
     "untrained",
+    "upload",
+    "with_personal_weights",
 ]

@@ -124,6 +124,14 @@ def inner(data: Data) -> Tensor:
     return torch.ones_like(data.real_N)
 
 
+def only(data: Data, keep_N: Tensor) -> Data:
+    """The samples marked 1; the others become padding at the end or, for a single client, are removed."""
+    at_N = keep_N.argsort(descending=True, stable=True)
+    if not tree.mapped(keep_N):
+        at_N = at_N[: int(keep_N.sum())]
+    return data._replace(row_N=data.row_N[at_N], real_N=keep_N[at_N])
+
+
 def rows(task: Task, data: Data, batch: Batch) -> tuple[Any, Any]:
     """Samples as stored and targets of a step, for training. Where the task says so, each step augments its images."""
     row_B = data.row_N[batch.at_B]

@@ -41,3 +41,18 @@ def require_classes(task: Task, method: str, because: str) -> None:
     """
     if task.kind != "classification":
         raise InputError(f"method {method} needs classes, because {because}: leave it out of a {task.kind} study")
+
+
+def require_linear_head(task: Task, method: str, because: str) -> None:
+    """Check that a network's head is one linear layer with a bias, for a method that takes its weights apart.
+
+    Raises:
+        InputError: it is another.
+    """
+    network = task.network
+    shapes = {name: tuple(shape) for name, shape in network.weight_shapes.head.items()}
+    if shapes != {"weight": (task.classes, network.width), "bias": (task.classes,)}:
+        raise InputError(
+            f"method {method} needs a head of one linear layer with a bias, because {because}: leave out this method, "
+            "or take another network"
+        )

@@ -12,6 +12,7 @@ from idiolect.core import tree
 from idiolect.core.method import Data, Optimiser, Task
 from idiolect.core.network import Model, Weights
 from idiolect.core.tree import Tree
+from idiolect.statistics.moments import weights_by_class
 from idiolect.training.augment import crop_flip
 from idiolect.training.batches import Batch, batches, rows
 from idiolect.training.chunks import in_chunks
@@ -32,7 +33,7 @@ def train_model(
     epochs: int | None = None,
     steps: int | None = None,
     rule: Optimiser | None = None,
-    pull: tuple[float, Model] | None = None,
+    pull: tuple[float | Tensor, Model] | None = None,
 ) -> tuple[Model, Tensor]:
     """Training of a model or of one part of it by the task's loss; also the mean loss over the samples seen.
 
@@ -123,6 +124,12 @@ def batch_features(
             return then(task.network.features(body, task.inputs(x_B))), y_B
 
     return anew
+
+
+def class_counts(task: Task, data: Data) -> Tensor:
+    """A client's samples of each class (C,), in the default type."""
+    hot_NC = weights_by_class(data.y_R[data.row_N], data.real_N, task.classes)
+    return hot_NC.sum(0).to(torch.get_default_dtype())
 
 
 def row_losses(task: Task, model: Model, data: Data) -> Tensor:

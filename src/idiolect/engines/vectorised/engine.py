@@ -31,9 +31,9 @@ from idiolect.simulation.client_runner import ClientRunner, EvaluationResult, Jo
 Precision = Literal["float32", "tf32", "bf16"]
 Convolution = Literal["grouped", "unfold"]
 _CHUNK = 16  # clients at a time if memory is not measured
-_FIRST = 4  # clients of the first chunk on a GPU; its memory decides the size of the next ones
-_FILL = 0.8  # share of the free memory that a chunk may use
+_FIRST, _FILL = 4, 0.8  # clients of a GPU's first chunk, which is measured; share of free memory that others may use
 _WINDOW = 512  # participants whose uploads are added up before the next ones train
+_PADDING = 0.5  # the most on a GPU, which waits for the host: it is faster with few chunks
 _ROWS = 4096  # test samples per prediction, of all clients of a chunk together
 _OWN, _ROW = Down(None, 0), Data(None, None, 0, 0, None, None, None)  # type: ignore[arg-type]  # axes of the clients: what all clients share has none
 
@@ -41,10 +41,9 @@ _OWN, _ROW = Down(None, 0), Data(None, None, 0, 0, None, None, None)  # type: ig
 class Vectorised:
     """Clients in chunks, each chunk computed together by torch.func.vmap: for a GPU.
 
-    It agrees with ``Sequential`` except for rounding. All samples of the federation are on the device. Host and device
-    wait for each other only between chunks (inside a chunk once, for a method that solves an eigenproblem). The server
-    is on the host. Clients with similar numbers of samples are in one chunk, so that at most a tenth of the samples is
-    padding; ``padding`` is the share so far. Not yet measured on a GPU.
+    It agrees with ``Sequential`` except for rounding. All samples are on the device, the server is on the host. Both
+    wait only between chunks (inside a chunk once, for a method that solves an eigenproblem). Clients of similar size
+    are in one chunk: at most a tenth of the samples, on a GPU half, is padding (``padding``: the share so far).
 
     Args:
         workers: 1, or None for the same.
@@ -56,7 +55,7 @@ class Vectorised:
         convolution: ``grouped``, as vmap computes the convolutions of several clients, or ``unfold``: windows are
             copied, and one batched product follows.
         graphs: capture ``local`` for each shape of a chunk as a CUDA graph and replay it. To have fewer shapes, chunks
-            are filled up to 1, 2, 4, ... clients with copies of their first client. Not yet measured.
+            are filled up to 1, 2, 4, ... clients with copies of their first client.
 
     Raises:
         InputError: more or fewer than one worker, an option out of its range, or one that the device does not have.
@@ -164,7 +163,8 @@ class Chunks:
         self._measures = self._device.type == "cuda" and engine.chunk is None
         self._graphs: dict[Any, Graph] = {}
         self._pool = torch.cuda.graph_pool_handle() if engine.graphs else None
-        every = plan([len(rows) for rows in job.data.train]) if engine.graphs else []
+        self._padding = _PADDING if self._device.type == "cuda" else 0.1
+        every = plan([len(rows) for rows in job.data.train], self._padding) if engine.graphs else []
         self._lengths = sorted(len(job.data.train[group[0]]) for group in every)
 
     def map(
@@ -230,7 +230,7 @@ class Chunks:
         groups = []
         for kind in sorted(set(kinds.values())):
             of_kind = [k for k, other in kinds.items() if other == kind]
-            groups += [[of_kind[k] for k in group] for group in plan([rows[k] for k in of_kind])]
+            groups += [[of_kind[k] for k in group] for group in plan([rows[k] for k in of_kind], self._padding)]
         return groups
 
     def _longest(self, ids: Sequence[int]) -> int:
@@ -340,7 +340,7 @@ class Chunks:
             self._runner.measure(round, i, empty) if not len(rows[k]) else None for k, i in enumerate(ids)
         ]
         with_samples = [k for k, r in enumerate(rows) if len(r)]
-        for group in plan([len(rows[k]) for k in with_samples]):
+        for group in plan([len(rows[k]) for k in with_samples], self._padding):
             places = [with_samples[k] for k in group]
             at = torch.tensor(places, device=self._device)
             some, states = Down(shared, tree.rows(down.own, at)), tree.rows(personal, at)

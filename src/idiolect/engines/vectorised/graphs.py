@@ -16,7 +16,7 @@ from idiolect.core.tree import Tree
 
 
 class Graph:
-    """A function of tensors on a GPU, captured as a CUDA graph, for inputs of the same shapes. Not yet measured.
+    """A function of tensors on a GPU, captured as a CUDA graph, for inputs of the same shapes.
 
     Raises:
         InputError: it does something that a graph cannot contain, such as waiting for the device.

@@ -6,11 +6,9 @@ from collections.abc import Sequence
 
 import numpy as np
 
-_PADDING_PART = 10  # one of so many samples may be padding
 
-
-def plan(rows: Sequence[int]) -> list[list[int]]:
-    """The fewest groups of clients in which padding to the longest client makes at most a tenth of the samples.
+def plan(rows: Sequence[int], padding: float = 0.1) -> list[list[int]]:
+    """The fewest groups of clients in which padding to the longest client makes at most this share of the samples.
 
     Among equally few groups, those with the least padding. Groups are places in ``rows``, the longest client first.
     """
@@ -24,7 +22,7 @@ def plan(rows: Sequence[int]) -> list[list[int]]:
     cost_UU = (size_K[order_K][first_U][:, None] * (end_U - first_U[:, None])).astype(float)
     cost_UU[np.tril_indices(len(first_U), -1)] = np.inf
     best_U, cuts = cost_UU[0], []
-    while (best_U[-1] - size_K.sum()) * _PADDING_PART > best_U[-1]:
+    while best_U[-1] - size_K.sum() > padding * best_U[-1]:
         total_UU = best_U[:-1, None] + cost_UU[1:]  # one more group, which starts at i + 1
         cuts.append(total_UU.argmin(0) + 1)
         best_U = total_UU.min(0)
