@@ -10,7 +10,6 @@ from pydantic import NonNegativeInt, PositiveFloat, PositiveInt
 from torch import Tensor
 
 from idiolect.core.method import SGD, ClientValue, Data, Down, Method, Model, Task, Up, Weights, keys, reduce, tree
-from idiolect.statistics.moments import weights_by_class
 from idiolect.training import (
     Batch,
     Personal,
@@ -19,6 +18,7 @@ from idiolect.training import (
     features,
     log_softmax_of,
     mean,
+    prototypes,
     require_classes,
     rows,
     sgd,
@@ -104,14 +104,14 @@ def fedas(
 
     def align(body: Weights, own: Weights, data: Data, key: Tensor) -> Weights:
         z_Nd, y_N = features(task, own, data)
-        hot_NC = weights_by_class(y_N, data.real_N, task.classes).to(z_Nd.dtype)
-        mean_Cd = hot_NC.T @ z_Nd / hot_NC.sum(0).clamp(min=1)[:, None]  # [1]
+        every = Batch(torch.arange(len(y_N)), data.real_N, 0)
+        mean_Cd, _ = prototypes(z_Nd, y_N, [every], task.classes)  # [1]
 
         def loss(body: Weights, batch: Batch) -> tuple[Tensor, tuple[()]]:
             x_B, y_B = rows(task, data, batch)
             gap_B = (network.features(body, task.inputs(x_B)) - mean_Cd[y_B]).square().mean(1)
-            hot_BC = weights_by_class(y_B, batch.used_B, task.classes).to(gap_B.dtype)
-            return (gap_B @ hot_BC / hot_BC.sum(0).clamp(min=1)).sum(), ()  # [2]
+            n_C = torch.zeros(task.classes).index_add(0, y_B, batch.used_B.to(gap_B.dtype))
+            return gap_B @ (batch.used_B / n_C[y_B].clamp(min=1)), ()  # [2]
 
         plan = batches(data, replace(training, batch_size=alignment_batch), key, epochs=alignment_epochs)
         return sgd(loss, body, plan, plain)[0]  # [2]

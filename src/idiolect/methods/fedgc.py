@@ -10,10 +10,19 @@ from pydantic import NonNegativeFloat
 from torch import Tensor
 from torch.nn.functional import log_softmax
 
-from idiolect.core.errors import InputError
 from idiolect.core.method import Data, Down, Method, Model, Reduced, Task, Up, Weights, reduce, tree
-from idiolect.statistics.moments import weights_by_class
-from idiolect.training import Batch, batches, mean, require_classes, rows, sgd, stateless, trained_loss
+from idiolect.training import (
+    Batch,
+    batches,
+    class_counts,
+    mean,
+    require_classes,
+    require_linear_head,
+    rows,
+    sgd,
+    stateless,
+    trained_loss,
+)
 
 SEARCH = {"correction": "0.1..30:log"}
 PRESETS: dict[str, dict[str, Any]] = {"pfllib": {"own_term": "constant"}}
@@ -89,11 +98,7 @@ def fedgc(
     """
     require_classes(task, "fedgc", "it moves the rows of different classes apart")
     network, classes, rule = task.network, task.classes, task.training.optimiser
-    if network.weight_shapes.head.get("weight") != (classes, network.width):
-        raise InputError(
-            f"method fedgc needs a linear head, weight ({classes}, {network.width}), and this network's is another: "
-            "leave it out, or choose a network by name"
-        )
+    require_linear_head(task, "fedgc", "it moves the rows of the head")
 
     def init_server(key: Tensor) -> Server:
         body, head = network.init(key)
@@ -114,8 +119,7 @@ def fedgc(
         return torch.where(has_C > 0, logit_BC, torch.finfo(logit_BC.dtype).min)
 
     def classes_of(data: Data) -> Tensor:
-        n_C = weights_by_class(data.y_R[data.row_N], data.real_N, classes).sum(0)
-        return (n_C > 0).to(torch.get_default_dtype())
+        return class_counts(task, data).clamp(max=1)
 
     def train(down: Down, data: Data, key: Tensor) -> tuple[Model, Tensor]:
         has_C = classes_of(data)

@@ -11,7 +11,6 @@ from torch import Tensor
 from torch.nn.functional import cross_entropy, log_softmax, normalize
 
 from idiolect.core.method import Data, Down, Method, Reduced, Task, Up, Weights, keys, reduce, tree, watch
-from idiolect.statistics.moments import weights_by_class
 from idiolect.training import (
     Batch,
     Personal,
@@ -19,6 +18,7 @@ from idiolect.training import (
     features,
     joins_by_training,
     mean,
+    prototypes,
     require_classes,
     require_unweighted,
     rows,
@@ -136,19 +136,17 @@ def fedpcl(task: Task, *, temperature: PositiveFloat = 0.07) -> Method:
         body, extras = sgd(loss, body, batches(data, task.training, key), task.training.optimiser)  # [2]
         return body, trained_loss(extras)
 
-    def prototypes(body: Weights, data: Data) -> Prototypes:
+    def prototypes_of(body: Weights, data: Data) -> Prototypes:
         z_Nd, y_N = features(task, body, data)
-        z_Nd = normalize(z_Nd, dim=1)
-        hot_NC = weights_by_class(y_N, data.real_N, classes).to(z_Nd.dtype)
-        n_C = hot_NC.sum(0)
-        return Prototypes(hot_NC.T @ z_Nd / n_C.clamp(min=1)[:, None], (n_C > 0).to(z_Nd.dtype))  # [3]
+        every = Batch(torch.arange(len(y_N)), data.real_N, 0)
+        return Prototypes(*prototypes(normalize(z_Nd, dim=1), y_N, [every], classes))  # [3]
 
     def local(down: Down, client: Personal, data: Data, key: Tensor) -> tuple[Personal, Up, dict[str, Tensor]]:
         start: Weights = client.value.body
         body, loss = tree.when(
             down.own, lambda: train(down.shared, start, data, keys.fold(key, "train")), lambda: (start, torch.zeros(()))
         )
-        own = prototypes(body, data)  # [3]
+        own = prototypes_of(body, data)  # [3]
         return trained(Client(body, own)), Up(own, data.real_N.sum()), {"train_loss": loss}
 
     def aggregate(server: Server, up: Reduced, ids: Tensor) -> tuple[Server, dict[str, Tensor]]:

@@ -11,15 +11,16 @@ from torch import Tensor
 
 from idiolect.core.errors import InputError
 from idiolect.core.method import SGD, Data, Down, Method, Model, Reduced, Task, Tree, Up, Weights, reduce, tree
-from idiolect.statistics.moments import weights_by_class
 from idiolect.training import (
     Batch,
     batch_features,
     batches,
+    class_counts,
     log_softmax_of,
     mean,
     optimiser_state,
     require_classes,
+    require_linear_head,
     rows,
     sgd_from,
     stateless,
@@ -108,13 +109,9 @@ def flute(
     """
     require_classes(task, "flute", "its heads are pulled towards one direction for each class")
     network, training, rule, classes = task.network, task.training, task.training.optimiser, task.classes
+    require_linear_head(task, "flute", "it compares the directions of its rows")
     if classes < 2:
         raise InputError("method flute needs two classes or more, because it compares their directions: leave it out")
-    if network.weight_shapes.head.get("weight") != (classes, network.width):
-        raise InputError(
-            f"method flute needs a linear head, weight ({classes}, {network.width}), and this network's is another: "
-            "leave it out, or choose a network by name"
-        )
     first_epochs = max(training.epochs - body_epochs, 0) if head_epochs is None else head_epochs
     average = newcomer_head == "average"
 
@@ -131,10 +128,6 @@ def flute(
         )
         return Down(server.body, own)
 
-    def classes_of(data: Data) -> Tensor:
-        n_C = weights_by_class(data.y_R[data.row_N], data.real_N, classes).sum(0)
-        return (n_C > 0).to(torch.get_default_dtype())
-
     def penalty(head: Weights, has_C: Tensor) -> Tensor:
         weight_Cd = head["weight"]
         return collapse * geometry(weight_Cd, has_C) + head_decay * weight_Cd.square().sum()  # [2]
@@ -142,7 +135,7 @@ def flute(
     def train_head(
         body: Weights, head: Weights, state: Tree, data: Data, plan: list[Batch]
     ) -> tuple[Weights, Tree, list[Tree]]:
-        has_C, features_of = classes_of(data), batch_features(task, body, data)
+        has_C, features_of = present(task, data), batch_features(task, body, data)
 
         def loss(head: Weights, batch: Batch) -> tuple[Tensor, tuple[Tensor, Tensor]]:
             z_Bd, y_B = features_of(batch)
@@ -152,7 +145,7 @@ def flute(
         return sgd_from(loss, head, state, plan, rule)  # [3] [7]
 
     def local(down: Down, client: tuple[()], data: Data, key: Tensor) -> tuple[tuple[()], Up, dict[str, Tensor]]:
-        has_C = classes_of(data)
+        has_C = present(task, data)
 
         def loss(model: Model, batch: Batch) -> tuple[Tensor, tuple[Tensor, Tensor]]:
             x_B, y_B = rows(task, data, batch)
@@ -189,6 +182,11 @@ def flute(
 
     parts = Sent(body=reduce.increment(), head=reduce.each(), has_C=reduce.each())  # [5] [6]
     return Method(init_server, stateless, send, local, parts, aggregate, personalise, predict)
+
+
+def present(task: Task, data: Data) -> Tensor:
+    """1 for the classes (C,) of a client's samples."""
+    return class_counts(task, data).clamp(max=1)
 
 
 def geometry(weight_Cd: Tensor, has_C: Tensor) -> Tensor:
