@@ -39,6 +39,7 @@ SCRIPTS = {
         "The same where clients are small and their statistics weigh more",
         "--turns 11 --methods fedbabu,fedrep,fedlda,pfedfda,fedpac",
     ),
+    "method_loops": ("A round of six methods against bare loops of the same definitions", ""),
     "precision": ("A training step with bfloat16 beside float32", ""),
     "breakdown": ("Where a client's time goes", ""),
     "server": ("The server's steps", ""),

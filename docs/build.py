@@ -27,6 +27,7 @@ from typing import Any, NamedTuple
 
 import exposure
 import tables
+import takes
 
 from idiolect import methods, models
 from idiolect.core.errors import IdiolectError
@@ -257,7 +258,29 @@ def overview(known: dict[str, Anatomy], variants: dict[str, dict[str, Anatomy]])
             cells = [title, shared, personal, f"{down:.2f}", f"{up:.2f}", _sums(form), form.joins_by]
             cells += [f"{spent:.2f}" if spent else "", source.rstrip(").")]
             out.append("| " + " | ".join(cells) + " |")
+    out += ["", _TAKES, "", *takes.rows(models.build(NETWORK, SHAPE, CLASSES), CLASSES, CLIENTS), "", _LEFT_OUT]
     return "\n".join([*out, ""])
+
+
+_TAKES = """\
+## What methods take
+
+Beside samples with one class each, SGD and plain averages:
+
+- **numbers**: a [regression](../data.md#numbers-to-predict).
+- **several labels**: [several labels for a sample](../data.md#several-labels-for-a-sample).
+- **class weights**: [the setting `class_weights`](../data.md#unequal-classes).
+- **AdamW**: the setting `optimiser: adamw`.
+- **weights that stay**: [a rule `personal`](../runs.md#weights-that-stay-at-each-client), here of the body's biases.
+- **server optimiser**: [the setting `server_optimiser`](../runs.md#optimisers).
+
+What a method does not take, it refuses in one sentence that says why."""
+_LEFT_OUT = """\
+## Not here
+
+- **MetaFed** (Chen et al., 2023): its clients work one after another, each from the model that the one before it has
+  just made. Here the clients of a round work at the same time.
+- **FedMD, FedFed** and others that need a public data set, or a generator trained outside of the federation."""
 
 
 _ABOUT = """\

@@ -12,7 +12,7 @@ from idiolect import data
 from idiolect.data.partitions import Split
 
 REFUSED = {
-    "unknown method": ("--methods fedpca", "unknown method 'fedpca'", "did you mean 'fedpac'"),
+    "unknown method": ("--methods fedpacc", "unknown method 'fedpacc'", "did you mean 'fedpac'"),
     "unknown dataset": ("--dataset digit", "unknown dataset 'digit'", "did you mean 'digits'"),
     "unknown partition": ("--partition dirichle", "unknown partition", "did you mean 'dirichlet'"),
     "unknown shift": ("--shift roatte", "unknown shift", "did you mean 'rotate'"),

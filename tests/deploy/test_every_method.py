@@ -95,7 +95,7 @@ def test_what_a_site_ships_is_one_onnx_file(name, run, data, tmp_path: Path) -> 
     assert export(site, tmp_path / "m.onnx", x_R=data.x_R[data.test[CLIENTS]]).difference < 1e-5
 
 
-@pytest.mark.parametrize("name", ["fedcr", "fedem", "knnper", "pfedfda", KEPT[0], KEPT[2]])
+@pytest.mark.parametrize("name", ["fedcp", "fedcr", "fedem", "fedtgp", "knnper", "pfedfda", KEPT[0], KEPT[2]])
 def test_onnx_gives_the_same_probabilities(name, run, data, tmp_path: Path) -> None:
     onnxruntime = pytest.importorskip("onnxruntime")
     run.bundle(name, tmp_path / "b", client="1")

@@ -22,7 +22,7 @@ from idiolect.core.errors import InputError
 from idiolect.core.method import SGD, Method, Task
 from idiolect.core.network import Model
 from idiolect.core.reduction import reduced
-from idiolect.methods.fedala import Own, chosen, first_row
+from idiolect.methods.fedala import Own, first_row, sample_mask
 from idiolect.training import Personal, trained, untrained
 
 ROWS = o.federation()
@@ -121,7 +121,7 @@ def mixed(
 
 
 def used(k: int, share: float, sample: str, key: torch.Tensor) -> np.ndarray:
-    keep = chosen(torch.ones(o.SIZES[k]), share, sample, keys.fold(key, "sample"))
+    keep = sample_mask(torch.ones(o.SIZES[k]), share, sample, keys.fold(key, "sample"))
     return np.flatnonzero(keep.numpy())
 
 
@@ -275,7 +275,7 @@ def test_samples_of_the_search(n: int, sample: str) -> None:
     real = torch.cat([torch.ones(n), torch.zeros(5)])
     seen = set()
     for tried in range(300):
-        at = np.flatnonzero(chosen(real, 0.5, sample, o.key(tried)).numpy())
+        at = np.flatnonzero(sample_mask(real, 0.5, sample, o.key(tried)).numpy())
         assert len(at) == max(1, n // 2)
         assert at.max() < n
         assert sample == "random" or (np.diff(at) == 1).all()

@@ -40,7 +40,7 @@ def test_recorded_rounds(part: str) -> None:
     epochs, lr, alpha, sigma, pull = f["options"].tolist()
     task = r.task(SGD(lr, 0.0, 0.0), int(epochs))
     task = replace(task, training=replace(task.training, drop_last=True))
-    options = {"preset": "official", "alpha": alpha, "sigma": sigma, "pull": pull}
+    options = {"preset": "pfllib", "alpha": alpha, "sigma": sigma, "pull": pull}
     method = methods.build("fedamp", options, task)
     start = r.model(f, "init")
     server = Server(tree.stack([start] * r.CLIENTS), start, torch.zeros(r.CLIENTS))

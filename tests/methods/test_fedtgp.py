@@ -24,7 +24,7 @@ from idiolect.core import tree
 from idiolect.core.errors import InputError
 from idiolect.core.method import SGD
 from idiolect.core.reduction import reduced
-from idiolect.methods.fedtgp import Generator, Server, gaps, generated
+from idiolect.methods.fedtgp import Generator, Server, gaps, prototypes_of
 from idiolect.training import trained, untrained
 
 ROWS = o.federation()
@@ -204,7 +204,7 @@ def test_a_prototype_at_a_common_one_has_no_slope() -> None:
     method = methods.build("fedtgp", {"server_epochs": 3}, o.task())
     server = Server(made_of(GENERATOR), torch.ones(()))
     up = method.local(o.one(method, server, 0), trained(o.model_of(OWN[0])), o.data(*ROWS[0]), o.key())[1]
-    up = up._replace(value=generated(server.generator))
+    up = up._replace(value=prototypes_of(server.generator))
     after, _ = method.aggregate(server, reduced(method.reduce, tree.stack([up, up])), torch.tensor([0, 1]))
     assert all(bool(torch.isfinite(a).all()) for a in tree.leaves(after))
 

@@ -54,7 +54,7 @@ def test_reports_come_back_from_a_manifest(name: str) -> None:
 
 def test_unknown_names_are_answered_with_the_nearest() -> None:
     with pytest.raises(InputError, match="did you mean 'fedpac'"):
-        methods.get("fedpca")
+        methods.get("fedpacc")
     with pytest.raises(InputError, match="no preset 'offical'; did you mean 'official'"):
         methods.settle("fedpac", {"preset": "offical"})
     with pytest.raises(InputError, match="no option 'aligment'; did you mean 'alignment'"):

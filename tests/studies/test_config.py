@@ -25,7 +25,7 @@ SMALL: dict[str, Any] = {"clients": 4, "rounds": 2, "local_epochs": 1, "model": 
 @pytest.mark.parametrize(
     ("settings", "sentence"),
     [
-        ({"methods": ["fedpca"]}, "unknown method 'fedpca'; did you mean 'fedpac'? Known: "),
+        ({"methods": ["fedpacc"]}, "unknown method 'fedpacc'; did you mean 'fedpac'? Known: "),
         ({"dataset": "digit"}, "unknown dataset 'digit'; did you mean 'digits'? Known: "),
         ({"clinets": 3}, "unknown setting 'clinets'; did you mean 'clients'? Known: "),
         ({"rounds": 0}, "rounds=0 is not valid: input should be greater than 0"),
@@ -52,7 +52,7 @@ def test_bad_settings(settings: dict[str, Any], sentence: str) -> None:
 @pytest.mark.parametrize(
     ("call", "sentence"),
     [
-        (lambda: idl.use("fedpca"), "unknown method 'fedpca'; did you mean 'fedpac'"),
+        (lambda: idl.use("fedpacc"), "unknown method 'fedpacc'; did you mean 'fedpac'"),
         (lambda: idl.use("fedpac", alignmnt=1), "method fedpac has no option 'alignmnt'; did you mean 'alignment'"),
         (lambda: idl.use("fedpac", label=""), "label='' is not valid"),
     ],

@@ -7,7 +7,7 @@ from typing import Annotated
 
 import typer
 
-from idiolect.cli.form import Columns, GroupColumn, Header, Missing, Samples, Target, Unlabelled
+from idiolect.cli.form import Categorical, Columns, GroupColumn, Header, Missing, Samples, Target, Unlabelled
 from idiolect.cli.options import Command, Group, Quiet, flag, option
 from idiolect.cli.output import err_console, out_console, say
 
@@ -194,6 +194,7 @@ def site_command(
     columns: Columns = None,
     missing: Missing = None,
     unlabelled: Unlabelled = None,
+    categorical: Categorical = None,
     state: Annotated[Path, option("Folder of the personal model and of what it needs.", "state")] = Path("state"),
     state_key: Annotated[
         Path | None, option("File of the key that encrypts this folder, made if it does not exist.", metavar="FILE")
@@ -223,7 +224,7 @@ def site_command(
         raise InputError("--study is for --dry-run: a real study comes from the server")
     samples = SiteFiles(
         data, target=target, test=test, drop=drop or (), as_is=as_is or (),
-        form=form_of(header, columns, missing, unlabelled), group_column=group_column,
+        form=form_of(header, columns, missing, unlabelled, categorical), group_column=group_column,
     )  # fmt: skip
     if dry_run:
         rules = Policy() if policy is None else Policy.read(policy)

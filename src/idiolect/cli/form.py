@@ -24,4 +24,5 @@ Header = Annotated[
 ]
 Columns = Annotated[str | None, option(SETTINGS["columns"].about, SETTINGS["columns"].unset, metavar="COLUMNS")]
 Missing = Annotated[str | None, option(SETTINGS["missing"].about, metavar="MARKS")]
+Categorical = Annotated[str | None, option(SETTINGS["categorical"].about, metavar="COLUMNS")]
 Unlabelled = Annotated[str | None, option(SETTINGS["unlabelled"].about, SETTINGS["unlabelled"].unset, metavar="HOW")]

@@ -19,6 +19,7 @@ class Form(StrEnum):
     latex = "latex"
     csv = "csv"
     clients = "clients"
+    labels = "labels"
     png = "png"
 
 
@@ -33,7 +34,8 @@ def report_command(
     export: Annotated[
         Form | None,
         option(
-            "Write the table of the runs (latex, csv), that of their clients (clients), or figures (png), as files."
+            "Write the table of the runs (latex, csv), that of their clients (clients) or labels (labels), or figures "
+            "(png), as files."
         ),
     ] = None,
     columns: Annotated[
@@ -53,7 +55,7 @@ def report_command(
     from idiolect.runs.folder import PAGE_FILE
 
     if columns is not None and not export:
-        raise InputError("--columns chooses columns of an exported table: add --export latex, csv or clients")
+        raise InputError("--columns chooses columns of an exported table: add --export latex, csv, clients or labels")
     if compare:
         run = report.merged(runs)
         out_console.print(report.render_comparison(run, report.compare(run, *report.named(compare))))

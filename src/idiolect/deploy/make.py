@@ -21,7 +21,7 @@ from idiolect.data import Encoding, FederatedData
 from idiolect.data.federated import RawSamples
 from idiolect.deploy import bundle, card, code
 from idiolect.deploy.numbers import targets_of
-from idiolect.deploy.provenance import participants_of, provenance_of, run_thresholds
+from idiolect.deploy.provenance import participants_of, provenance_of, run_thresholds, say_validation
 from idiolect.deploy.refusals import check_task
 from idiolect.deploy.schema import (
     About,
@@ -103,6 +103,7 @@ def make(
         )
     check_task(run, study, client)
     records = reader.read(run)
+    say_validation(federation)
     code.check_run(run, records.manifest, job.name, method["name"], str(study["model"]))
     state = _state(run, records, job, study, labels)
     best = records.best_rounds.get((job.name, job.seed), state.round)

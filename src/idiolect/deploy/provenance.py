@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Mapping, Sequence
 from datetime import UTC, datetime
 from typing import Any
@@ -14,6 +15,8 @@ from idiolect.deploy.schema import Provenance
 from idiolect.runs import environment
 from idiolect.runs.reader import Run
 from idiolect.simulation import thresholds
+
+log = logging.getLogger(__name__)
 
 _PRIVATE = {"data", "data_dir", "name", "methods", "seeds", "checkpoint_every"}
 
@@ -69,3 +72,15 @@ def run_thresholds(
     )
     names = [f"threshold[{name}]" for name in labels] or ["threshold"]
     return tuple(tuple(float(value.get((k, name), thresholds.HALF)) for name in names) for k in clients)
+
+
+def say_validation(federation: FederatedData) -> None:
+    """Say how many samples models were not trained on, because they were kept to validate on."""
+    kept = sum(map(len, federation.validation[: federation.trained]))
+    if kept:
+        count = kept + sum(map(len, federation.train[: federation.trained]))
+        log.warning(
+            "the models were trained without the %s of %s training samples that the protocol keeps to validate on "
+            "(validation): once settings are chosen, run the study without it for a bundle of models from all samples",
+            f"{kept:,}", f"{count:,}",
+        )  # fmt: skip

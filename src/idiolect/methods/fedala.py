@@ -122,7 +122,7 @@ def fedala(
 
     def mix(received: Model, own: Own, data: Data, key: Tensor) -> tuple[Own, Tensor]:
         """theta in the place of L, the new W, and the passes made."""
-        some = only(data, chosen(data.real_N, share, sample, keys.fold(key, "sample")))
+        some = only(data, sample_mask(data.real_N, share, sample, keys.fold(key, "sample")))
         base = tree.detach(top(own.model))
         gap = tree.sub(top(received), base)
 
@@ -156,7 +156,7 @@ def fedala(
         weight, passes, active, losses = own.weight, torch.zeros(()), torch.ones_like(own.settled), list[Tensor]()
         for number in range(most_passes):
             new, last = search(weight, number)
-            weight = chosen_of(active, new, weight)
+            weight = select(active, new, weight)
             passes, losses = passes + active, [*losses[1 - _LOSSES :], last]
             active = active * (1 - own.settled)
             if number >= _LOSSES:
@@ -206,12 +206,12 @@ def top_names(network: Network, layers: int) -> tuple[list[str], list[str]]:
     return tuple([n for p, n, owner in every if p == part and (p, owner) in last] for part in (0, 1))  # type: ignore[return-value]
 
 
-def chosen_of(flag: Tensor, one: Model, other: Model) -> Model:
+def select(flag: Tensor, one: Model, other: Model) -> Model:
     """One of two where the flag is positive, else the other."""
     return tree.when(flag, lambda: one, lambda: other)
 
 
-def chosen(real_N: Tensor, share: float, sample: str, key: Tensor) -> Tensor:
+def sample_mask(real_N: Tensor, share: float, sample: str, key: Tensor) -> Tensor:
     """1 for the samples (N,) that [2] uses: a share of them, rounded down, and at least one."""
     n = real_N.sum().long()
     count = (n.double() * share).floor().clamp(min=1)

@@ -12,7 +12,7 @@ from idiolect.core.method import Data, Down, Method, Model, PairValue, Reduced, 
 from idiolect.training import Personal, joins_by_training, log_softmax_of, train_model, trained, untrained
 
 SEARCH = {"sigma": "0.1..100:log", "pull": "0.1..10:log"}
-PRESETS: dict[str, dict[str, Any]] = {"official": {"models_of": "last_round"}}
+PRESETS: dict[str, dict[str, Any]] = {"pfllib": {"models_of": "last_round"}}
 VARIANTS: dict[str, dict[str, Any]] = {"HeurFedAMP": {"similarity": "cosine", "sigma": 10.0}}
 REPORTS = {
     "coefficient": PairValue(

@@ -160,7 +160,7 @@ def fedcp(
     def logits(z_Bd: Tensor, own: Weights, head: Weights, policy: Policy, v_d: Tensor, noise_B2d: Any = 0.0) -> Tensor:
         a_Be = linear(z_Bd * v_d, **policy.layer)
         a_Be = relu(layer_norm(a_Be, a_Be.shape[1:], policy.norm["weight"], policy.norm["bias"]))
-        a_B2d = a_Be.view(len(a_Be), 2, -1)
+        a_B2d = a_Be.view(-1, 2, network.width)
         r_Bd, s_Bd = torch.softmax(a_B2d + noise_B2d, 1).unbind(1)  # [1]
         return network.logits(own, z_Bd * r_Bd) + network.logits(head, z_Bd * s_Bd)  # [3]
 

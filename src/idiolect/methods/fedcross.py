@@ -87,7 +87,7 @@ def fedcross(
         own_key = keys.fold(key, "fedcross")
         return Server(all_M, torch.zeros(count), torch.zeros(task.clients), own_key, torch.zeros((), dtype=torch.int64))
 
-    def given(server: Server, ids: Tensor) -> Tensor:
+    def model_numbers(server: Server, ids: Tensor) -> Tensor:
         """The numbers (m,) of the models of these clients; the largest clients come first, whatever their numbers."""
         old_m = ids < task.clients
         n_m = torch.where(old_m, server.n_K[torch.where(old_m, ids, 0)], 0.0)
@@ -98,7 +98,7 @@ def fedcross(
     def send(server: Server, ids: Tensor) -> Down:
         any_one = server.used_M.sum() > 0
         mean = tree.mean(server.models, torch.where(any_one, server.used_M, 1.0))  # [5]
-        number_m = given(server, ids)
+        number_m = model_numbers(server, ids)
         return Down(mean, Travelling(tree.rows(server.models, number_m), number_m.to(torch.get_default_dtype())))
 
     def local(down: Down, client: Any, data: Data, key: Tensor) -> tuple[Any, Up, dict[str, Tensor]]:

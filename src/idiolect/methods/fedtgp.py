@@ -134,7 +134,7 @@ def fedtgp(
         return untrained(network.init(key))
 
     def send(server: Server, ids: Tensor) -> Down:
-        return Down(shared=Shared(generated(server.generator), server.begun))
+        return Down(shared=Shared(prototypes_of(server.generator), server.begun))
 
     def train(
         down: Down, start: Model, data: Data, key: Tensor, epochs: int | None = None
@@ -166,7 +166,7 @@ def fedtgp(
         _, least = gaps(up.value, up.weight_m.known_C, margin)  # [3]
 
         def loss(generator: Generator, batch: Batch) -> tuple[Tensor, tuple[()]]:
-            y_B, apart_BC = y_P[batch.at_B], distances(p_Pd[batch.at_B], generated(generator))
+            y_B, apart_BC = y_P[batch.at_B], distances(p_Pd[batch.at_B], prototypes_of(generator))
             return cross_entropy(-apart_BC - least * torch.eye(classes).to(apart_BC)[y_B], y_B), ()  # [4]
 
         plan = batches_of_pairs(len(y_P), training.batch_size, server_epochs)
@@ -187,7 +187,7 @@ def fedtgp(
     return Method(init_server, init_client, send, local, reduce.each(), aggregate, personalise, predict)  # [3] [4]
 
 
-def generated(generator: Generator) -> Tensor:
+def prototypes_of(generator: Generator) -> Tensor:
     """P (C, d)."""
     return linear(relu(linear(generator.embedding_Cd, **generator.first)), **generator.second)  # [5]
 

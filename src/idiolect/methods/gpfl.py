@@ -185,7 +185,7 @@ def gpfl(
             x_B, y_B = rows(task, data, batch)
             body, valve, embedding_Cd = moving.shared
             z_Bd = network.features(body, task.inputs(x_B))
-            own_Bd, all_Bd = (turned(valve, z_Bd, u_d) for u_d in (personal_d, generic_d))  # [3]
+            own_Bd, all_Bd = (valve_output(valve, z_Bd, u_d) for u_d in (personal_d, generic_d))  # [3]
             error = cross_entropy_mean(network.logits(moving.head, own_Bd), y_B, batch.used_B)
             cosine_BC = normalize(all_Bd, eps=_EPS) @ normalize(embedding_Cd, eps=_EPS).T
             by_class = cross_entropy_mean(cosine_BC, y_B, batch.used_B)
@@ -215,7 +215,7 @@ def gpfl(
         _, personal_d = inputs(down, own, data)
 
         def head_alone() -> Weights:
-            features_of = batch_features(task, body, data, then=lambda z_Nd: turned(valve, z_Nd, personal_d))
+            features_of = batch_features(task, body, data, then=lambda z_Nd: valve_output(valve, z_Nd, personal_d))
 
             def loss(head: Weights, batch: Batch) -> tuple[Tensor, tuple[()]]:
                 z_Bd, y_B = features_of(batch)
@@ -228,7 +228,7 @@ def gpfl(
 
     def predict(down: Down, client: Personal, x_B: Tensor) -> Tensor:
         body, valve, _ = down.shared
-        z_Bd = watch(turned(valve, network.features(body, task.inputs(x_B)), client.value.input_d))  # [6]
+        z_Bd = watch(valve_output(valve, network.features(body, task.inputs(x_B)), client.value.input_d))  # [6]
         return log_softmax(network.logits(client.value.head, z_Bd), -1)  # [6]
 
     parts = reduce.increment()  # [5]
@@ -236,7 +236,7 @@ def gpfl(
     return method._replace(stand_by=stand_by) if held else method
 
 
-def turned(valve: Valve, z_Bd: Tensor, input_d: Tensor) -> Tensor:
+def valve_output(valve: Valve, z_Bd: Tensor, input_d: Tensor) -> Tensor:
     """valve(z, u)."""
     scale_d, shift_d = (
         layer_norm(relu(linear(input_d, **part.layer)), input_d.shape, part.norm["weight"], part.norm["bias"])

@@ -11,6 +11,7 @@ import vl_convert
 
 from idiolect.core import files
 from idiolect.core.errors import InputError, argument, nearest, option
+from idiolect.report import by_label
 from idiolect.report.by_client import asked, by_client, frame
 from idiolect.report.figures import figures, palette, sensitivity
 from idiolect.report.formatting import file_name
@@ -20,7 +21,7 @@ from idiolect.report.rows import summary
 from idiolect.report.tables import as_csv, as_latex, chosen, columns_of, fields_of
 from idiolect.runs.reader import Run, read
 
-Form = Literal["latex", "csv", "clients", "png"]
+Form = Literal["latex", "csv", "clients", "labels", "png"]
 TABLES = {"latex": "table.tex", "csv": "table.csv"}
 INK = "#1c2024"
 """The colour of text on white."""
@@ -40,12 +41,12 @@ _CONFIG: dict[str, Any] = {  # as on the page, on white
 
 
 def export(runs: Path | Sequence[Path], form: Form, out: Path | None = None, columns: Sequence[str] = ()) -> list[Path]:
-    """Write ``table.tex``, ``table.csv``, the clients' tables, or a PNG of every figure, into a folder.
+    """Write ``table.tex``, ``table.csv``, tables of clients or labels, or a PNG of every figure, into a folder.
 
     Several runs of the same clients and protocol stand in one table (see ``merge.merged``). ``columns`` chooses those
     of a table, by name; see ``tables.chosen``. The clients' tables are ``clients.csv`` (accuracy) and one for each
-    other metric that the study asks for, as ``clients-auroc.csv``; see ``idiolect.report.by_client``. The folder is by
-    default that of the first run.
+    other metric that the study asks for, as ``clients-auroc.csv``; see ``idiolect.report.by_client``. ``labels.csv``
+    has the measures of each label; see ``idiolect.report.by_label``. The folder is by default that of the first run.
 
     Raises:
         InputError: a run cannot be read, the runs cannot stand in one table, a column is not known, or ``out`` is a
@@ -67,6 +68,8 @@ def export(runs: Path | Sequence[Path], form: Form, out: Path | None = None, col
         for metric, text in tables.items():
             files.write(out / f"{names[metric]}.csv", text)
         return [out / f"{name}.csv" for name in names.values()]
+    if form == "labels":
+        return [_labels(run, columns, out / "labels.csv")]
     rows, path = summary(run), out / TABLES[form]
     if form == "latex":
         some = chosen(columns_of(run), columns)
@@ -78,6 +81,21 @@ def export(runs: Path | Sequence[Path], form: Form, out: Path | None = None, col
         text = as_csv(rows, [column.field for column in chosen(fields_of(run), columns)])
     files.write(path, text)
     return [path]
+
+
+def _labels(run: Run, columns: Sequence[str], path: Path) -> Path:
+    """Write the table of labels.
+
+    Raises:
+        InputError: the run has none, or a column is not known.
+    """
+    if run.task != "multilabel":
+        raise InputError(f"{run.name} has no samples with several labels: take another form than labels")
+    table = by_label.frame(run)
+    if unknown := [name for name in columns if name not in table]:
+        raise InputError(f"there is no column {unknown[0]!r} of labels; {nearest(unknown[0], list(table.columns))}")
+    files.write(path, str((table[list(columns)] if columns else table).to_csv(index=False)))
+    return path
 
 
 def _clients(run: Run, metric: str, columns: Sequence[str]) -> str:

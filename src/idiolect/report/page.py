@@ -19,7 +19,7 @@ from markupsafe import Markup
 from idiolect.core import files
 from idiolect.core.errors import InputError, listed
 from idiolect.data.datasets import cache as kept
-from idiolect.report import defences
+from idiolect.report import by_label, defences
 from idiolect.report.by_client import shown
 from idiolect.report.common_clients import counted, whose
 from idiolect.report.compare import Comparison, comparisons, p_text, too_few
@@ -157,6 +157,7 @@ def _section(
         "versus": _versus(run, pairs),
         "worst": worst(counted(run)["client"].nunique()),
         "clients": shown(run, View(run, rows, colours).sample),
+        "by_label": by_label.shown(run),
         "new_clients": new_clients(run),
         "figures": drawn,
         "said": said(run),

@@ -86,6 +86,7 @@ class Study(Display, LocalTraining):
     columns: str | None = field("columns")
     missing: str | None = field("missing")
     unlabelled: Unlabelled | None = field("unlabelled")
+    categorical: str | None = field("categorical")
     layout: str | None = field("layout")
     partition: Any = field("partition")
     split: Annotated[Spec, pydantic.AfterValidator(complete_splitting)] = field("split")

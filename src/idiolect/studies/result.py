@@ -11,7 +11,7 @@ from rich.table import Table
 
 from idiolect import report
 from idiolect.core.arrow_tables import to_frame
-from idiolect.core.errors import InputError, nearest
+from idiolect.core.errors import InputError, nearest, option
 from idiolect.report import defences
 from idiolect.report.by_client import frame
 from idiolect.runs import predictions
@@ -206,9 +206,14 @@ class Result:
         from idiolect.deploy.make import make
 
         use = self._use(method)
-        seed = self.study.seeds[0] if seed is None else seed
+        is_first, seed = seed is None, self.study.seeds[0] if seed is None else seed
         if seed not in self.study.seeds:
             raise InputError(f"seed {seed} is not in this run: its seeds are {', '.join(map(str, self.study.seeds))}")
+        if is_first and len(self.study.seeds) > 1:
+            log.warning(
+                "the bundle has the models of seed %d, the first of %d; the table is about all: give %s for another",
+                seed, len(self.study.seeds), option("seed"),
+            )  # fmt: skip
         federation = self.study.federation()
         job = self.study.job(use, seed, federation)
         return make(

@@ -19,7 +19,7 @@ METHODS, DATA, PARTITION, SHIFTS, TRAINING, OUTPUT = "Methods", "Data", "Partiti
 DEFENCE = "Privacy and attacks"
 OWN_DATA = (
     "target", "task", "client_column", "group_column", "drop", "resize", "text", "tokens", "max_tokens", "header",
-    "columns", "missing", "unlabelled", "layout",
+    "columns", "missing", "unlabelled", "categorical", "layout",
 )  # fmt: skip
 """The settings that say how the user's own ``data`` are read."""
 
@@ -110,6 +110,9 @@ SETTINGS = {
     ),
     "unlabelled": Setting(
         DATA, "Rows whose target is missing: error, or drop to leave them out.", unset="error", metavar="HOW"
+    ),
+    "categorical": Setting(
+        DATA, "Columns whose numbers are codes of categories, joined by +.", metavar="COLUMNS"
     ),
     "layout": Setting(
         DATA, "What the paths of images say, as {class}/{class}/*_{client}.", unset="client/class, or class",

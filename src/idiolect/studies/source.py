@@ -34,7 +34,7 @@ def source_of(study: Study) -> Source:
             drop=study.drop, resize=study.resize,
             task=study.task, text=study.text, tokens=tokens, max_tokens=study.max_tokens,
             header=study.header, columns=study.columns, missing=study.missing, unlabelled=study.unlabelled,
-            layout=study.layout,
+            categorical=study.categorical, layout=study.layout,
         )  # fmt: skip
     folder = None if study.data_dir is None else expanded(study.data_dir)
     if folder and not folder.is_dir():

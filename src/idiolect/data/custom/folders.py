@@ -65,6 +65,7 @@ def open_data(
     columns: str | None = None,
     missing: str | None = None,
     unlabelled: str | None = None,
+    categorical: str | None = None,
     layout: str | None = None,
     outside: bool = False,
 ) -> Source:
@@ -98,6 +99,7 @@ def open_data(
         missing: marks of missing values in features beside the usual ones, joined by +; one of a single column as
             COLUMN=MARK, for example ``chol=0``.
         unlabelled: "drop" leaves rows without a target out; by default they are an error.
+        categorical: columns of a table whose numbers are codes of categories, joined by +.
         layout: what the paths of images say, as ``{class}/{class}/*_{client}``: a name in braces for a part, of several
             parts with one name all of them, and * for what says nothing.
         outside: whether files in other places are read, which a link in the folder or a name in a table (``file_name``,
@@ -109,9 +111,8 @@ def open_data(
     drop = [drop] if isinstance(drop, str) else list(drop)
     options: dict[str, Any] = {
         "target": target, "client_column": client_column, "group_column": group_column, "drop": drop, "resize": resize,
-        "task": task,
-        "reading": Reading(text, tokens, max_tokens), "form": form_of(header, columns, missing, unlabelled),
-        "layout": layout,
+        "task": task, "reading": Reading(text, tokens, max_tokens), "layout": layout,
+        "form": form_of(header, columns, missing, unlabelled, categorical),
     }  # fmt: skip
     try:
         return _open(where, options, outside)

@@ -13,7 +13,7 @@ import pandas as pd
 
 from idiolect.core.errors import InputError, listed, nearest
 from idiolect.core.option_spec import split_names
-from idiolect.data.custom.columns import NUMBER
+from idiolect.data.custom.columns import NUMBER, by_value, in_order, missing, text_of
 from idiolect.data.datasets.dataset import Header, Unlabelled
 
 # R rows
@@ -30,12 +30,14 @@ class Form(NamedTuple):
         names: of all columns then; () for 1, 2, ...
         missing: marks of missing values beside the usual ones, for all features, or for one column as COLUMN=MARK.
         unlabelled: "drop" leaves rows without a target out; they are an error otherwise.
+        categorical: columns whose numbers are codes of categories.
     """
 
     nameless: bool = False
     names: tuple[str, ...] = ()
     missing: tuple[str, ...] = ()
     unlabelled: Unlabelled | None = None
+    categorical: tuple[str, ...] = ()
 
     def names_for(self, width: int) -> list[str]:
         """The names of so many columns."""
@@ -76,14 +78,23 @@ class Form(NamedTuple):
         return _emptied(frame, {name: marks for name, marks in by.items() if name is not None})
 
     def known_features(self, frame: pd.DataFrame, features: Collection[str]) -> pd.DataFrame:
-        """A table whose features are empty where they have marks that are for all."""
+        """A table whose features are empty where they have marks that are for all, and categories where they are codes.
+
+        Raises:
+            InputError: a column of categories is no feature.
+        """
         usual = [mark for mark in self.missing if "=" not in mark]
-        return _emptied(frame, dict.fromkeys(features, usual)) if usual else frame
+        frame = _emptied(frame, dict.fromkeys(features, usual)) if usual else frame
+        for name in self.categorical:
+            if name not in features:
+                raise InputError(f"categorical: there is no feature {name!r}; {nearest(name, features)}")
+        categories = {name: _categories(frame[name]) for name in self.categorical}
+        return frame.assign(**categories) if categories else frame
 
 
 def form_of(
     header: str | None = None, columns: str | None = None, missing: str | Sequence[str] | None = None,
-    unlabelled: str | None = None,
+    unlabelled: str | None = None, categorical: str | None = None,
 ) -> Form:  # fmt: skip
     """The form that settings say.
 
@@ -92,6 +103,7 @@ def form_of(
         columns: names for the columns of such a file, joined by +.
         missing: marks of missing values, joined by +; one for a column alone as COLUMN=MARK.
         unlabelled: "error" or "drop": what becomes of rows without a target.
+        categorical: columns whose numbers are codes of categories, joined by +.
 
     Raises:
         InputError: a setting is none of these.
@@ -105,7 +117,16 @@ def form_of(
         raise InputError(f"missing={'+'.join(texts)} has an empty mark: empty cells are missing anyway")
     if unlabelled not in (None, *get_args(Unlabelled)):
         raise InputError(f"unlabelled={unlabelled!r} is not known: give error or drop, or leave it out")
-    return Form(header == "none" or bool(names), names, marks, cast(Unlabelled | None, unlabelled))
+    codes = () if categorical is None else tuple(split_names(categorical, ()))
+    return Form(header == "none" or bool(names), names, marks, cast(Unlabelled | None, unlabelled), codes)
+
+
+def _categories(values: pd.Series[Any]) -> pd.Series[Any]:
+    """A column with the texts of its values as categories."""
+    gone_R = missing(values)
+    texts = pd.Series(None, index=values.index, dtype=object)
+    texts[~gone_R] = by_value(text_of, values[~gone_R])
+    return texts.astype(pd.CategoricalDtype(in_order(set(texts[~gone_R]))))
 
 
 def _emptied(frame: pd.DataFrame, marks: Mapping[str, Sequence[str]]) -> pd.DataFrame:

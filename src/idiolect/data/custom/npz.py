@@ -94,6 +94,8 @@ def from_npz(
     if resize:
         raise InputError(f"resize is for image files, and {path} has arrays: leave it out")
     form.refuse_names()
+    if form.categorical:
+        raise InputError(f"categorical is for tables, and {path} has arrays: leave it out")
     if form.missing:
         raise InputError(f"missing is for tables, and {path} has arrays: write NaN for a missing number")
     reading.check()

@@ -104,7 +104,7 @@ def read_play(path: Path, options: Mapping[str, Any]) -> Source:
     others = {**options, "text": reading.columns, "tokens": reading.tokens, "reading": None}
     form: Form = others.pop("form")
     others |= {"columns": form.names, "header": form.nameless, "missing": form.missing}
-    others |= {"unlabelled": form.unlabelled}
+    others |= {"unlabelled": form.unlabelled, "categorical": form.categorical}
     if given := [name for name, value in others.items() if value]:
         raise InputError(f"{given[0]} is for tables and images, and {path} is a play: leave it out")
     text = decode(path).replace("\r\n", "\n")

@@ -46,6 +46,8 @@ def from_program(
         raise InputError(f"data {path} fails ({type(error).__name__}: {error}): fix the function") from error
     of_texts: dict[str, Any] = {"tokens": reading.tokens, "max_tokens": reading.most}
     form.refuse_names()
+    if form.categorical:
+        raise InputError(f"categorical is for files, and {path} returns {type(data).__name__}: give columns this type")
     missing, unlabelled = list(form.missing), form.unlabelled
     of_tables: dict[str, Any] = {"text": reading.columns, "missing": missing, "unlabelled": unlabelled, **of_texts}
     if isinstance(data, pd.DataFrame):

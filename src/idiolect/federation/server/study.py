@@ -21,7 +21,8 @@ from idiolect.studies.study_file import settings_of_file
 
 _ONLY_HERE = (
     "dataset", "data", "data_dir", "target", "client_column", "drop", "resize", "header", "columns", "missing",
-    "unlabelled", "layout", "partition", "clients", "sizes", "keep", "shifts", "new_clients", "new_shifts", "attacks",
+    "unlabelled", "categorical", "layout", "partition", "clients", "sizes", "keep", "shifts", "new_clients",
+    "new_shifts", "attacks",
 )  # fmt: skip
 """Settings of a study that say what data a simulation has: at sites their owners decide."""
 
