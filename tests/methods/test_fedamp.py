@@ -174,6 +174,25 @@ def test_before_the_first_round_the_cloud_model_is_the_start(options: dict[str, 
     assert tree.same(o.one(method, server, k).own, server.start)
 
 
+@pytest.mark.parametrize("models_of", ["all", "last_round"])
+@pytest.mark.parametrize("ids", [[0, 2], [1], [0, 3, 4]], ids=str)
+def test_a_client_that_has_never_trained_pulls_nobody(models_of: str, ids: list[int]) -> None:
+    """Two rounds of the same clients: the others have the start as their model, and no share of any cloud model."""
+    method = methods.build("fedamp", {"models_of": models_of, "sigma": 4.0}, o.task())
+    server = method.init_server(o.key())
+    for _ in range(2):
+        clients = {k: trained(o.model_of(OWN[k])) for k in ids}
+        server, new, _, _ = o.round_of(method, server, clients, ROWS)
+    models = {k: params(new[k].value) if k in ids else params(server.start) for k in range(5)}
+    for k in range(5):
+        share = coefficients(k, ids, models, {"sigma": 4.0})
+        same(o.one(method, server, k).own, {n: sum(share[j] * models[j][n] for j in range(5)) for n in START})
+
+
+def params(model: Any) -> o.Params:
+    return {name: leaf.numpy() for name, leaf in zip(("W", "b", "U", "c"), tree.leaves(model), strict=True)}
+
+
 def test_the_pull_reaches_the_weights() -> None:
     """A public version computes it from detached weights, so that it is local training."""
     server = Server(tree.stack([o.model_of(OWN[k]) for k in range(5)]), o.model_of(START), torch.ones(5))

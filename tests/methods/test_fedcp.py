@@ -222,6 +222,24 @@ def test_round_by_hand(options: dict[str, Any]) -> None:
         close(method.predict(down, mine, torch.tensor(TEST)), want)
 
 
+@pytest.mark.parametrize("k", [1, 4, 99])
+def test_a_client_that_has_not_trained_does_a_round_s_work_and_keeps_its_head(k: int) -> None:
+    """It begins with the received head, whatever its own is; one that has trained keeps what it has."""
+    method = methods.build("fedcp", {"alignment": 0.7}, o.task(epochs=1))
+    server, data = shared(START), o.data(*ROWS[4])
+    own = Own(o.head_of(HEADS[0]), (), ())
+    down = o.one(method, server, k)
+    mine = method.personalise(down, untrained(own), data, o.key())
+    head = {"U": START["G"], "c": START["g"]}
+    end = train(4, head, head["U"].sum(0), 0.7)
+    close(mine.value.head["weight"], end["U"])
+    close(mine.value.head["bias"], end["c"])
+    p = START | {n: end[n] for n in "Uc"}
+    want = log_softmax(logits(p, o.embed(p, TEST), p["U"].sum(0)), 1)
+    close(method.predict(down, mine, torch.tensor(TEST)), want)
+    assert tree.same(method.personalise(down, trained(own), data, o.key()), trained(own))
+
+
 def test_noise_is_drawn_for_each_batch() -> None:
     """The method's own draws, of the key of each batch; predictions have none."""
     method = methods.build("fedcp", {"noise": True, "alignment": 1.0}, o.task(epochs=1))

@@ -109,7 +109,7 @@ def fedamp(
         mine_mP, all_KP = (flat(models) for models in (own_models(server, ids), server.models))
         other_mK = server.giving_K.double() * (ids[:, None] != torch.arange(task.clients))
         if similarity == "distance":
-            square_mK = torch.stack([(all_KP - one_P).square().sum(1) for one_P in mine_mP])
+            square_mK = torch.cdist(mine_mP, all_KP).square()
             c_mK = other_mK * alpha / sigma * (-square_mK / sigma).exp()  # [1]
             c_mK = c_mK / c_mK.sum(1, keepdim=True).clamp(min=1)
             return c_mK, (1 - c_mK.sum(1)).clamp(min=0)  # [1]
