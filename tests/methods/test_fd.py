@@ -23,8 +23,11 @@ TEST = np.random.default_rng(5).normal(size=(7, o.INPUTS))
 class Oracle:
     """The paper's algorithm with dictionaries: who sent what for which class in which round."""
 
-    def __init__(self, start: o.Params, gamma: float, outputs: str, teachers: str) -> None:
+    def __init__(
+        self, start: o.Params, gamma: float, outputs: str, teachers: str, distance: str = "cross_entropy"
+    ) -> None:
         self.models = [start] * len(o.SIZES)
+        self.distance = distance
         self.gamma, self.outputs, self.teachers = gamma, outputs, teachers
         self.last: dict[int, dict[int, np.ndarray]] = {}
         """By class, what the clients sent in the last round in which somebody had it."""
@@ -34,7 +37,7 @@ class Oracle:
         if not sent:
             return None
         mean = np.mean(sent, 0)
-        return softmax(mean) if self.outputs == "logits" else mean
+        return softmax(mean) if self.outputs == "logits" and self.distance == "cross_entropy" else mean
 
     def local(self, k: int) -> dict[int, np.ndarray]:
         x, y = ROWS[k]
@@ -48,11 +51,20 @@ class Oracle:
                 probability = np.exp(log_softmax(logit[at]))
                 seen.setdefault(label, []).append(logit[at] if self.outputs == "logits" else probability)
                 if (target := self.target(k, label)) is not None:
-                    dl[at] += self.gamma * (probability - target) / len(rows)
+                    dl[at] += self.gamma * self.slope(logit[at], probability, target) / len(rows)
             return {"U": dl.T @ z, "c": dl.sum(0)} | o.embed_back(p, x[rows], dl @ p["U"])
 
         self.models[k] = o.descend(self.models[k], "WbUc", o.batches(len(y)), gradient)
         return {c: np.mean(rows, 0) for c, rows in seen.items()}
+
+    def slope(self, logit: np.ndarray, probability: np.ndarray, target: np.ndarray) -> np.ndarray:
+        """Of the second term, in the logits of a sample."""
+        if self.distance == "cross_entropy":
+            return probability - target
+        if self.outputs == "logits":
+            return 2 * (logit - target) / o.CLASSES
+        jacobian = np.diag(probability) - np.outer(probability, probability)
+        return jacobian @ (2 * (probability - target) / o.CLASSES)
 
     def round(self, ids: tuple[int, ...]) -> dict[int, dict[int, np.ndarray]]:
         sent = {k: self.local(k) for k in ids}
@@ -72,13 +84,24 @@ def begun(method: Any, start: o.Params) -> dict[int, Personal]:
 
 
 @pytest.mark.parametrize("teachers", ["others", "all"])
-@pytest.mark.parametrize(("gamma", "outputs"), [(None, "probabilities"), (3.0, "probabilities"), (0.7, "logits")])
-def test_rounds_by_hand(gamma: float | None, outputs: str, teachers: str) -> None:
+@pytest.mark.parametrize(
+    ("gamma", "outputs", "distance"),
+    [
+        (None, "probabilities", "cross_entropy"),
+        (3.0, "probabilities", "cross_entropy"),
+        (0.7, "logits", "cross_entropy"),
+        (0.4, "logits", "squared_error"),
+        (5.0, "probabilities", "squared_error"),
+    ],
+)
+def test_rounds_by_hand(gamma: float | None, outputs: str, distance: str, teachers: str) -> None:
     """Clients 1 and 4 lack a class; in the round of client 1 alone, nobody has class 3, which keeps its teachers."""
-    options = {"outputs": outputs, "teachers": teachers} | ({} if gamma is None else {"distillation": gamma})
+    options = {"outputs": outputs, "teachers": teachers, "distance": distance} | (
+        {} if gamma is None else {"distillation": gamma}
+    )
     method = methods.build("fd", options, o.task())
     start = o.weights(1)
-    oracle = Oracle(start, 1.0 if gamma is None else gamma, outputs, teachers)
+    oracle = Oracle(start, 1.0 if gamma is None else gamma, outputs, teachers, distance)
     server, clients = method.init_server(o.key()), begun(method, start)
     for ids in ((0, 1, 3), (2, 4), (1,), (0, 1, 2)):
         sent = oracle.round(ids)
@@ -97,6 +120,11 @@ def test_rounds_by_hand(gamma: float | None, outputs: str, teachers: str) -> Non
         down = o.one(method, server, k)
         client = method.personalise(down, clients[k], o.data(*ROWS[k]), o.key())
         close(method.predict(down, client, torch.tensor(TEST)), o.log_probability(oracle.models[k], TEST))
+
+
+def test_pfllib_compares_logits_of_all_by_their_squared_differences() -> None:
+    settled = methods.settle("fd", {"preset": "pfllib"})
+    assert {settled[name] for name in ("outputs", "teachers", "distance")} == {"logits", "all", "squared_error"}
 
 
 def test_a_new_client_does_one_round_s_work_by_all_teachers() -> None:
@@ -131,7 +159,9 @@ def test_no_weights_travel(form: str) -> None:
     assert {tuple(a.shape) for a in tree.leaves((up, server))} == {(4, 4), (4,), ()}
 
 
-@pytest.mark.parametrize("options", [{"distillation": -1}, {"outputs": "labels"}, {"teachers": "none"}])
+@pytest.mark.parametrize(
+    "options", [{"distillation": -1}, {"outputs": "labels"}, {"teachers": "none"}, {"distance": "l1"}]
+)
 def test_options_out_of_range_are_refused(options: dict[str, Any]) -> None:
     with pytest.raises(InputError, match="is not valid"):
         methods.settle("fd", options)

@@ -50,6 +50,9 @@ def started(rho: float) -> dict[int, Any]:
         {"rho": 0.5, "server_lr": 0.7},
         {"rho": 0.2, "average": "clients"},
         {"rho": 0.3, "start": "own", "server_lr": 1.5},
+        {"previous": "received"},
+        {"rho": 0.4, "previous": "received", "server_lr": 0.5},
+        {"rho": 0.1, "previous": "received", "start": "own", "average": "clients"},
     ],
 )
 def test_a_round_by_hand(options: dict[str, Any]) -> None:
@@ -61,7 +64,8 @@ def test_a_round_by_hand(options: dict[str, Any]) -> None:
     for at, k in enumerate(o.IDS):
         end = alone(k, rho, start)
         dual = {n: DUAL[k][n] + rho * (end[n] - START[n]) for n in end}
-        delta[k] = {n: end[n] + dual[n] / rho - OWN[k][n] - DUAL[k][n] / rho for n in end}
+        before = START if options.get("previous") == "received" else OWN[k]
+        delta[k] = {n: end[n] + dual[n] / rho - before[n] - DUAL[k][n] / rho for n in end}
         same(new[k].model, end, **loose)
         same(new[k].dual, {n: a / rho for n, a in dual.items()}, **loose)
         same(tree.rows(up.value, at), delta[k], **loose)
@@ -101,6 +105,15 @@ def test_with_all_clients_it_is_feddyn() -> None:
             servers[at], clients[at], _, _ = o.round_of(m, servers[at], clients[at], ROWS)
         for a, b in zip(tree.leaves(servers[0]), tree.leaves(servers[1].model), strict=True):
             close(a, b)
+
+
+def test_the_released_code_moves_the_server_by_twice_the_mean_step() -> None:
+    """What it takes for w_i is theta: the rate of 1 is then one of 2 on the mean of the clients' steps."""
+    options = methods.settle("fedadmm", {"preset": "official", "rho": 0.2})
+    method = methods.build("fedadmm", options, o.task())
+    server, new, _, _ = o.round_of(method, o.model_of(START), started(0.2), ROWS)
+    mean = tree.mean(tree.stack([new[k].model for k in o.IDS]), torch.ones(len(o.IDS)))
+    same(server, {n: 2 * a.numpy() - START[n] for n, a in zip(("W", "b", "U", "c"), tree.leaves(mean), strict=True)})
 
 
 def test_what_a_round_tells() -> None:

@@ -193,6 +193,24 @@ def test_nothing_that_moved_is_sent_as_nothing() -> None:
     close(low_0, np.zeros((4, 3)))
 
 
+@pytest.mark.parametrize("bad", [[0.0, float("nan")], [float("inf"), 1.0], [float("-inf"), float("inf")]])
+def test_numbers_that_are_not_finite_stay_so(bad: list[float]) -> None:
+    """So that the engine says who diverged; the decomposition itself would stop with words of its own."""
+    a = torch.tensor([bad, [1.0, 2.0], [3.0, 4.0]])
+    got, _ = fedkd.low_rank(a, torch.tensor(0.9))
+    assert not bool(got.isfinite().all())
+    many, _ = torch.func.vmap(fedkd.low_rank, in_dims=(0, None))(torch.stack([a, torch.ones(3, 2)]), torch.tensor(0.9))
+    assert not bool(many[0].isfinite().all())
+    close(many[1], np.ones((3, 2)), atol=1e-12)
+
+
+def test_a_rate_that_is_too_high_is_seen_in_the_upload() -> None:
+    method = methods.build("fedkd", {}, o.task(epochs=9, optimiser=SGD(1e9, 0.0, 0.0)))
+    down, data = o.one(method, o.model_of(START), 0), replay.at(o.data(*ROWS[0]), 1, 5)
+    _, up, _ = method.local(down, method.init_client(o.key(), torch.tensor(0)), data, o.key())
+    assert tree.not_finite(up) is not None
+
+
 def test_a_kernel_is_one_matrix() -> None:
     a = np.random.default_rng(3).normal(size=(4, 3, 2, 2))
     got, _ = fedkd.low_rank(torch.tensor(a), torch.tensor(0.7))

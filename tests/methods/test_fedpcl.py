@@ -16,6 +16,7 @@ from idiolect import methods
 from idiolect.core import tree
 from idiolect.core.errors import InputError
 from idiolect.core.method import Down, Method
+from idiolect.core.reduction import reduced
 from idiolect.methods.fedpcl import Client, Prototypes
 from idiolect.training import trained, untrained
 
@@ -38,7 +39,7 @@ def prototypes(p: o.Params, k: int) -> np.ndarray:
     return np.array([unit(p, x)[y == c].mean(0) if has(k)[c] else np.full(o.WIDTH, np.nan) for c in range(o.CLASSES)])
 
 
-def gradient(k: int, sets: list[tuple[float, np.ndarray]], known: np.ndarray, tau: float) -> Any:
+def gradient(k: int, sets: list[tuple[float, np.ndarray]], known: np.ndarray, tau: float, over: str = "others") -> Any:
     """Of the weighted sum of contrasts with these sets of prototypes, NaN where one is not known."""
     x, y = ROWS[k]
 
@@ -48,8 +49,9 @@ def gradient(k: int, sets: list[tuple[float, np.ndarray]], known: np.ndarray, ta
         u, du = z / length, np.zeros_like(z)
         for weight, P in sets:
             P = np.where(known[:, None], P, 0.0)
-            logit = np.where(known, u @ P.T / tau, -np.inf)
-            dl = (softmax(logit, 1) - np.eye(o.CLASSES)[label]) * counts[:, None] / len(at)
+            own = np.eye(o.CLASSES, dtype=bool)[label]
+            logit = np.where(known & ~own if over == "others" else known, u @ P.T / tau, -np.inf)
+            dl = (softmax(logit, 1) - own) * counts[:, None] / len(at)
             du += weight * np.where(known, dl, 0.0) @ P / tau
         dz = (du - (du * u).sum(1, keepdims=True) * u) / length
         return o.embed_back(p, x[at], dz)
@@ -68,10 +70,12 @@ def state(k: int, known: bool = True) -> Any:
     return (trained if known else untrained)(Client(o.body_of(BODIES[k]), own))
 
 
+@pytest.mark.parametrize("over", ["others", "all"])
 @pytest.mark.parametrize("tau", [0.07, 0.5, 2.0])
-def test_rounds_by_hand(tau: float) -> None:
+def test_rounds_by_hand(tau: float, over: str) -> None:
     """The first round only sends; client 2 comes late, and classes are missing here and there."""
-    method = methods.build("fedpcl", {"temperature": tau}, o.task())
+    options = {"temperature": tau} | ({} if over == "others" else {"sum_over": over})
+    method = methods.build("fedpcl", options, o.task())
     server, clients = method.init_server(o.key()), {k: state(k, known=False) for k in range(5)}
     bodies, common = dict(BODIES), np.full((o.CLASSES, o.WIDTH), np.nan)
     kept: dict[int, np.ndarray] = {}
@@ -82,7 +86,7 @@ def test_rounds_by_hand(tau: float) -> None:
                 sets = [(1.0, common)]
                 sets += [(1 / len(kept), np.where(np.isnan(P), common, P)) for P in kept.values()]
                 plan = o.batches(len(ROWS[k][1]))
-                bodies[k] = o.descend(bodies[k], "Wb", plan, gradient(k, sets, known, tau))
+                bodies[k] = o.descend(bodies[k], "Wb", plan, gradient(k, sets, known, tau, over))
         server, new, _, _ = o.round_of(method, server, {k: clients[k] for k in ids}, ROWS)
         clients |= new
         kept |= {k: prototypes(bodies[k], k) for k in ids}
@@ -136,6 +140,24 @@ def test_samples_of_an_unknown_class_add_nothing() -> None:
     close(info["train_loss"], 0.0)
     decay = o.descend(BODIES[0], "Wb", [np.arange(6)], lambda p, rows: {n: np.zeros_like(p[n]) for n in "Wb"})
     same_body(new.value.body, decay)
+
+
+@pytest.mark.parametrize("over", ["others", "all"])
+@pytest.mark.parametrize("k", [0, 1, 3])
+def test_one_class_has_nothing_to_be_told_from(over: str, k: int) -> None:
+    """Where the rows of all who have sent are of one class, the loss is 0, and the body moves by the decay alone."""
+    method = methods.build("fedpcl", {"sum_over": over}, o.task(epochs=1, batch_size=50))
+    x = ROWS[k][0]
+    rows = o.data(x, np.full(len(x), 2))
+    own = Prototypes(torch.zeros(o.CLASSES, o.WIDTH), torch.zeros(o.CLASSES))
+    client = untrained(Client(o.body_of(BODIES[k]), own))
+    server = method.init_server(o.key())
+    client, up, _ = method.local(o.one(method, server, k), client, rows, o.key())
+    server, _ = method.aggregate(server, reduced(method.reduce, tree.stack([up])), torch.tensor([k]))
+    new, _, info = method.local(o.one(method, server, k), client, rows, o.key())
+    close(info["train_loss"], 0.0)
+    still = o.descend(BODIES[k], "Wb", [np.arange(len(x))], lambda p, rows: {n: np.zeros_like(p[n]) for n in "Wb"})
+    same_body(new.value.body, still)
 
 
 def test_the_message_does_not_depend_on_the_numbers_of_clients() -> None:

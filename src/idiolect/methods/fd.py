@@ -26,7 +26,7 @@ from idiolect.training import (
 )
 
 SEARCH = {"distillation": "0.01..10:log"}
-PRESETS: dict[str, dict[str, Any]] = {"pfllib": {"outputs": "logits", "teachers": "all"}}
+PRESETS: dict[str, dict[str, Any]] = {"pfllib": {"outputs": "logits", "teachers": "all", "distance": "squared_error"}}
 
 
 class Teacher(NamedTuple):
@@ -59,18 +59,20 @@ def fd(
     distillation: NonNegativeFloat = 1.0,
     outputs: Literal["probabilities", "logits"] = "probabilities",
     teachers: Literal["others", "all"] = "others",
+    distance: Literal["cross_entropy", "squared_error"] = "cross_entropy",
 ) -> Method:
     """FD: federated distillation of mean outputs by class; no weights travel (Jeong et al., arXiv 2018).
 
     Client, with its own model w_i and the received outputs F of the clients that have each class:
-        w_i <- SGD(CE(w_i(x), y) + distillation CE(w_i(x), T_y)); no second term for a class without T        [1]
+        w_i <- SGD(CE(w_i(x), y) + distillation D(w_i(x), T_y)); no second term for a class without T         [1]
         T_y = (M_y F_y - F_iy) / (M_y - 1), or F_y         M_y clients, this one among them                   [2]
         F_ic = mean of w_i(x) over the samples of class c seen in the round, each before its step             [3]
     Server, over the round's participants i that have class c:
         F_c <- sum_i F_ic / M_c                                                                               [4]
     Personal: w_i
 
-    w_i(x) are probabilities, and T_y is one distribution over the classes for all samples of class y. A class that no
+    w_i(x) are probabilities, T_y is one distribution over the classes for all samples of class y, and D is the
+    cross-entropy. A class that no
     participant has keeps its last F. A client whose F_i is not in F, because it did not take part in that round, takes
     F_y as it is; one that is F alone has no teacher for that class.
 
@@ -80,12 +82,14 @@ def fd(
     Args:
         task: the problem.
         distillation: gamma, the weight of the second term (TsingZ0/PFLlib: 1; the paper names no value).
-        outputs: what is averaged in [3] and [4]: probabilities, or logits, of whose mean T_y is the softmax (PFLlib).
+        outputs: what w_i(x) is in [2] to [4]: probabilities, or logits (PFLlib).
         teachers: whose outputs T_y is of: the other clients', or all, the client's own among them (PFLlib).
+        distance: D in [1]: the cross-entropy, in which a T_y of logits counts by its softmax; or the mean over classes
+            of (w_i(x) - T_y)^2 (PFLlib).
 
     Source: the paper's algorithm 1 and section 2; no code of its authors is known.
     Differs from source: the paper's data augmentation by a generator (FAug) is another part, and is left out. Its
-    clients all take part in every round. In PFLlib a class without a teacher is distilled from the model itself.
+    clients all take part in every round.
     """
     require_classes(task, "fd", "its clients share a mean output of each class")
     network, classes = task.network, task.classes
@@ -109,7 +113,9 @@ def fd(
             count_C = count_C - own_C
             total_CC = mean_CC * teacher.clients_C[:, None] - client.output_CC * own_C[:, None]
             mean_CC = torch.where(own_C[:, None] > 0, total_CC / count_C.clamp(min=1)[:, None], mean_CC)  # [2]
-        return mean_CC.softmax(-1) if outputs == "logits" else mean_CC, (count_C > 0).to(mean_CC.dtype)
+        if outputs == "logits" and distance == "cross_entropy":
+            mean_CC = mean_CC.softmax(-1)
+        return mean_CC, (count_C > 0).to(mean_CC.dtype)
 
     def local(down: Down, client: Personal, data: Data, key: Tensor) -> tuple[Personal, Up, dict[str, Tensor]]:
         target_CC, known_C = targets(down.shared, client.value)
@@ -118,10 +124,15 @@ def fd(
             x_B, y_B = rows(task, data, batch)
             logit_BC = network(model, task.inputs(x_B))
             logp_BC = logit_BC.log_softmax(-1)
+            output_BC = logit_BC if outputs == "logits" else logp_BC.exp()
             error = mean(task.loss(logit_BC, y_B), batch.used_B)
-            far = mean(-(target_CC[y_B] * logp_BC).sum(-1) * known_C[y_B], batch.used_B)
+            if distance == "cross_entropy":
+                far_B = -(target_CC[y_B] * logp_BC).sum(-1)
+            else:
+                far_B = (output_BC - target_CC[y_B]).square().mean(-1)
+            far = mean(far_B * known_C[y_B], batch.used_B)
             hot_BC = weights_by_class(y_B, batch.used_B, classes).to(logit_BC.dtype)
-            sum_CC = hot_BC.T @ (logit_BC if outputs == "logits" else logp_BC.exp())  # [3]
+            sum_CC = hot_BC.T @ output_BC  # [3]
             return error + distillation * far, (error, batch.used_B.sum(), far, sum_CC, hot_BC.sum(0))  # [1]
 
         plan = batches(data, task.training, key)

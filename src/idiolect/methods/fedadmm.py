@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Literal, NamedTuple
+from typing import Any, Literal, NamedTuple
 
 import torch
 from pydantic import PositiveFloat
@@ -12,6 +12,7 @@ from idiolect.core.method import Data, Down, Method, Model, Reduced, Task, Up, r
 from idiolect.training import log_softmax_of, train_model
 
 SEARCH = {"rho": "0.001..1:log", "server_lr": "0.3..1.5:log"}
+PRESETS: dict[str, dict[str, Any]] = {"official": {"previous": "received"}}
 
 
 class Client(NamedTuple):
@@ -35,6 +36,7 @@ def fedadmm(
     server_lr: PositiveFloat = 1.0,
     average: Literal["participants", "clients"] = "participants",
     start: Literal["server", "own"] = "server",
+    previous: Literal["own", "received"] = "own",
 ) -> Method:
     """FedADMM: local problems with a dual variable for each client (Gong, Li & Freris, ICDE 2022).
 
@@ -52,15 +54,19 @@ def fedadmm(
 
     Args:
         task: the problem.
-        rho: of the augmented Lagrangian (the paper's runs: 0.01).
-        server_lr: eta (the paper's runs: 1, later in training less).
+        rho: of the augmented Lagrangian (released code: 0.01).
+        server_lr: eta (released code: 1, from round 60 on 0.5).
         average: over a round's participants, or over all clients, which is the paper's eta of m / K.
-        start: of the local steps: the received model, as in public code, or the client's own last one.
+        start: of the local steps: the received model (released code), or the client's own last one.
+        previous: w_i in [3]: the client's own last model (the paper), or theta (``preset="official"``). The released
+            code loads theta into the network before it notes w_i, so that Delta_i is 2 (w_i' - theta), whatever the
+            client sent before.
 
-    Source: the paper's algorithm 1. The terms of [1] are one pull towards theta - y_i / rho.
+    Source: the paper's algorithm 1; released code (YonghaiGong/FedADMM). The terms of [1] are one pull towards
+    theta - y_i / rho.
     Differs from source: clients run the task's epochs; the paper draws their number for each client and round, to model
-    slow clients. An implementation in the style of KarhouTam/FL-bench takes theta in place of w_i in [3], so that
-    Delta_i is 2 (w_i' - theta), whatever the client sent before; that is a slip and is left out.
+    slow clients. In the second folder of the released code all clients hold one and the same network, so that a client
+    starts where the one before it in the round has ended; this is left out.
     """
 
     def init_client(key: Tensor, id: Tensor) -> Client:
@@ -76,7 +82,8 @@ def fedadmm(
         model, loss = train_model(task, first, data, key, pull=(rho, tree.sub(theta, client.dual)))  # [1]
         away = tree.sub(model, theta)
         dual = tree.add(client.dual, away)  # [2]
-        delta = tree.add(tree.sub(model, client.model), away)  # [3]
+        before: Model = client.model if previous == "own" else theta
+        delta = tree.add(tree.sub(model, before), away)  # [3]
         info = {"train_loss": loss, "distance": tree.dot(away, away).sqrt()}
         return Client(model, dual), Up(delta, torch.ones(())), info
 

@@ -217,10 +217,11 @@ def low_rank(a: Tensor, energy: Tensor) -> tuple[Tensor, Tensor]:
     if a.ndim < 2:
         return a, torch.full((), float(a.numel()))
     matrix = a.flatten(1)
-    u, s, v = torch.linalg.svd(matrix, full_matrices=False)
+    finite = matrix.isfinite().all()  # of others there is no decomposition; they go on, and the engine names the client
+    u, s, v = torch.linalg.svd(torch.where(finite, matrix, 0.0), full_matrices=False)
     sum_r = s.square().cumsum(0)
     before = (sum_r <= energy * sum_r[-1]).sum()  # [6]
     rank = (before + 1).clamp(max=len(s))
     kept = torch.where(torch.arange(len(s)) < rank, s, 0.0)
     size = (rank * (sum(matrix.shape) + 1)).clamp(max=matrix.numel())
-    return ((u * kept) @ v).view_as(a), size.to(torch.get_default_dtype())
+    return torch.where(finite, ((u * kept) @ v).view_as(a), a), size.to(torch.get_default_dtype())

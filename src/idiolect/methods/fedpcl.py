@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 import math
-from typing import NamedTuple
+from typing import Any, Literal, NamedTuple
 
 import torch
 from pydantic import PositiveFloat
 from torch import Tensor
-from torch.nn.functional import cross_entropy, log_softmax, normalize
+from torch.nn.functional import log_softmax, normalize
 
 from idiolect.core.method import Data, Down, Method, Reduced, Task, Up, Weights, keys, reduce, tree, watch
 from idiolect.training import (
@@ -29,8 +29,9 @@ from idiolect.training import (
 )
 
 SEARCH = {"temperature": "0.03..1:log"}
+PRESETS: dict[str, dict[str, Any]] = {"pfllib": {"sum_over": "all"}}
 
-# K clients, m participants, B batch, C classes, d features
+# K clients, m participants, S sets of prototypes, B batch, C classes, d features
 
 
 class Prototypes(NamedTuple):
@@ -67,11 +68,11 @@ class Client(NamedTuple):
     own: Prototypes
 
 
-def fedpcl(task: Task, *, temperature: PositiveFloat = 0.07) -> Method:
+def fedpcl(task: Task, *, temperature: PositiveFloat = 0.07, sum_over: Literal["others", "all"] = "others") -> Method:
     """FedPCL: prototype-wise contrastive learning of personal bodies (Tan et al., NeurIPS 2022).
 
     Client, with its own body theta_i, z = theta_i(x) / |theta_i(x)|, and the received prototypes:
-        l(z, y; P) = - log (exp(z P_y / tau) / sum_c exp(z P_c / tau))                                [1]
+        l(z, y; P) = - log (exp(z P_y / tau) / sum_c exp(z P_c / tau)),  c other than y               [1]
         theta_i <- SGD(mean of l(z, y; P) + mean over clients j of l(z, y; P_j)) from theta_i         [2]
         P_ic = mean of z over its samples of class c, after training                                  [3]
     Server, over the round's participants i that have class c:
@@ -81,8 +82,8 @@ def fedpcl(task: Task, *, temperature: PositiveFloat = 0.07) -> Method:
 
     The network's head is not used. Where the network has a frozen backbone, as in the paper, what follows it trains. In
     the first round there are no prototypes, and clients send theirs without training. A class that no participant has
-    keeps its last P_c; where none is known, its samples add nothing to [2]. Clients that have sent nothing are left
-    out of the mean in [2].
+    keeps its last P_c; where none is known, or no other class is, its samples add nothing to [2]. Clients that have
+    sent nothing are left out of the mean in [2].
 
     Up: P_i (C, d) and which classes it has. Down: P and the P_j of all clients (K, C, d). At the client: theta_i and
     P_i; an absent client keeps both. No message depends on the body but by d. Secure aggregation cannot hide the
@@ -91,10 +92,14 @@ def fedpcl(task: Task, *, temperature: PositiveFloat = 0.07) -> Method:
     Args:
         task: the problem.
         temperature: tau (released code: 0.07).
+        sum_over: in [1]: the classes other than y (the paper), or all, which is a cross-entropy (PFLlib).
 
-    Source: the paper's algorithm; the authors' released code (yuetan031/FedPCL) as PFLlib has it.
-    Differs from source: there P_c is gone where no participant has the class, and a class that the client does not have
-    counts as z P_c = 0 in [6], which a class with a negative product loses against.
+    Source: the paper's equations for [1] and [2]; PFLlib's version; released code (yuetan031/FedPCL).
+    Differs from source: the released code has another loss. It contrasts P_jy with the features of the mini-batch, two
+    augmented images of each sample, in place of z with the classes; it sums over the clients j, and has no term of P
+    beside them. It predicts the class of the nearest P_ic. This is left out. In PFLlib P_c is gone where no participant
+    has the class, and a class that the client does not have counts as z P_c = 0 in [6], which a class with a negative
+    product loses against.
     """
     require_classes(task, "fedpcl", "its clients share a prototype of each class")
     require_unweighted(task, "fedpcl")
@@ -116,21 +121,23 @@ def fedpcl(task: Task, *, temperature: PositiveFloat = 0.07) -> Method:
         shared = Shared(server.common, sets_KCd, (server.n_K[order_K] > 0).to(known_KC.dtype))
         return Down(shared, torch.full((len(ids),), float(server.n_K.sum() > 0)))
 
-    def contrast(z_Bd: Tensor, y_B: Tensor, mean_Cd: Tensor, known_C: Tensor) -> Tensor:
-        logit_BC = z_Bd @ mean_Cd.T / temperature
-        logit_BC = torch.where(known_C > 0, logit_BC, torch.finfo(logit_BC.dtype).min)
-        return torch.where(known_C[y_B] > 0, cross_entropy(logit_BC, y_B, reduction="none"), 0.0)  # [1]
+    def contrast(z_Bd: Tensor, y_B: Tensor, mean_SCd: Tensor, known_C: Tensor) -> Tensor:
+        logit_SBC = torch.einsum("bd,scd->sbc", z_Bd, mean_SCd) / temperature
+        own_BC = y_B[:, None] == torch.arange(classes, device=y_B.device)
+        counts_BC = (known_C > 0) & ~own_BC if sum_over == "others" else (known_C > 0).expand_as(own_BC)
+        sum_SB = torch.where(counts_BC, logit_SBC, torch.finfo(logit_SBC.dtype).min).logsumexp(-1)
+        own_SB = torch.where(own_BC, logit_SBC, 0.0).sum(-1)
+        return torch.where((known_C[y_B] > 0) & counts_BC.any(-1), sum_SB - own_SB, 0.0)  # [1]
 
     def train(shared: Shared, body: Weights, data: Data, key: Tensor) -> tuple[Weights, Tensor]:
         common, sets_KCd, sent_K = shared
-        share_K = sent_K / sent_K.sum().clamp(min=1)
+        mean_SCd = torch.cat([common.mean_Cd[None], sets_KCd])
+        share_S = torch.cat([torch.ones(1), sent_K / sent_K.sum().clamp(min=1)])
 
         def loss(body: Weights, batch: Batch) -> tuple[Tensor, tuple[Tensor, Tensor]]:
             x_B, y_B = rows(task, data, batch)
             z_Bd = normalize(network.features(body, task.inputs(x_B)), dim=1)
-            each_KB = torch.stack([contrast(z_Bd, y_B, mean_Cd, common.known_C) for mean_Cd in sets_KCd])
-            total_B = contrast(z_Bd, y_B, *common) + share_K @ each_KB  # [2]
-            error = mean(total_B, batch.used_B)
+            error = mean(share_S @ contrast(z_Bd, y_B, mean_SCd, common.known_C), batch.used_B)  # [2]
             return error, (error, batch.used_B.sum())
 
         body, extras = sgd(loss, body, batches(data, task.training, key), task.training.optimiser)  # [2]
