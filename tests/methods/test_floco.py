@@ -273,7 +273,8 @@ def test_everybody_takes_part_when_regions_are_found_and_no_mean_is_taken() -> N
 
 
 def drawn(region: Region, radius: float, count: int = 4000) -> np.ndarray:
-    return torch.stack([floco.draw(keys.fold(o.key(), k), region, radius) for k in range(count)]).numpy()
+    each = keys.fold(o.key(), torch.arange(count))
+    return torch.func.vmap(lambda key: floco.draw(key, region, radius))(each).numpy()
 
 
 def test_points_are_uniform_on_the_simplex_until_a_region_is_known() -> None:
