@@ -69,7 +69,7 @@ def test_options_say_what_the_study_says(idiolect: Command, monkeypatch: pytest.
         found += 1
         default = f" [{setting.shown}]" if setting.shown and setting.type is not bool else ""
         assert f"{setting.about}{default} " in lines[option]
-    assert found == (55 if command == "run" else 27)
+    assert found == (57 if command == "run" else 29)
 
 
 def test_version(idiolect: Command) -> None:
