@@ -101,7 +101,7 @@ def test_which_marks_are_forgotten(missing, given, columns, expected) -> None:
 def test_a_question_of_the_training_is_named(bundle: Bundle, call: Call) -> None:
     code, _, err = call(f"join {bundle.folder} --data my.csv --target num --missing chol=0+age=-9 --out site")
     assert code == 2
-    assert "its classes are no, yes; in training the target was num>0: give --target num>0" in err
+    assert "its classes are no, yes; in training the target was 'num>0': give this as --target, in quotes" in err
     with pytest.raises(InputError, match="correct the labels"):
         read("my.csv", bundle.about.inputs, bundle.about.classes, "num")
 

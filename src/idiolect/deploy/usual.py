@@ -29,7 +29,7 @@ class Usual(NamedTuple):
     def asked(self) -> str:
         """The question that was the target, with the fix; "" if it was a column."""
         return (
-            f"; in training the target was {self.target}: give {option('target', self.target)}"
+            f"; in training the target was {self.target!r}: give this as {option('target')}, in quotes"
             if self.target and any(sign in self.target for sign in "<>=!")
             else ""
         )
