@@ -112,7 +112,7 @@ def apple(
 
     Args:
         task: the problem; its rate is that of the core models.
-        relation_lr: rate of p_i (released code: 0.001).
+        relation_lr: rate of p_i (released code: 0.001). A schedule of the study multiplies it too.
         pull: mu, the weight of the pull towards p_0 in the first round (released code: 0.1).
         pull_rounds: the share of the rounds in which there is a pull (released code: 0.1).
         pull_decay: how it falls.

@@ -98,7 +98,8 @@ def ccvr(
     Args:
         task: the problem.
         per_class: virtual features of each class (KarhouTam/FL-bench: 200; the paper tries hundreds to 2000).
-        calibration_lr: rate of [5]; None takes the task's. Momentum and decay are the task's.
+        calibration_lr: rate of [5], in all rounds; None takes the task's. Momentum and decay are the task's. Weights of
+            classes (``class_weights``) do not enter [5], in which all classes have as many samples.
         calibration_epochs: passes over the virtual features in [5] (FL-bench: 1).
         covariance: "biased" divides each client's covariance by n_ic in the formula for n_ic - 1 (FL-bench), so that
             S_c is too small.

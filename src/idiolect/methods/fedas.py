@@ -71,7 +71,7 @@ def fedas(
 
     Args:
         task: the problem.
-        alignment_lr: rate of [2] (released code: 0.01, a constant).
+        alignment_lr: rate of [2] (released code: 0.01, a constant). A schedule of the study multiplies it too.
         alignment_epochs: passes of [2] (released code: 1); 0 leaves the received body as it is.
         alignment_batch: samples of a step of [2] (released code: 16, a constant).
         weighting: of the mean over bodies: by f_i, by n_i samples, or uniform. If all f_i are 0, the mean is uniform.

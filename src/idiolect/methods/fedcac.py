@@ -70,7 +70,8 @@ def fedcac(
     [2] and [3] are for the participants of the round; the others keep their m_i, and get a new w_i by [7] too. Weights
     whose c equals the smallest of the largest are all critical. Where that smallest c is 1e-10 or less, it is replaced
     by the smallest c of the tensor above 1e-20; a tensor that has not moved at all is critical as a whole. From round
-    beta on nobody is similar enough, and critical weights are the client's own.
+    beta on nobody is similar enough, and critical weights are the client's own; only where all o_ij are equal, as of
+    two clients alone, all go on together.
 
     Up: w'_i, weighted by n_i samples. Down: w_i, to client i alone. At the client: nothing. Secure aggregation cannot
     hide the models, because they are compared. The server finds the critical weights itself, from the model that it has

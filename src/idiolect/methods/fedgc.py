@@ -84,7 +84,8 @@ def fedgc(
     head for one round's local work.
 
     Args:
-        task: the problem. Its network's head has one matrix, ``weight`` (C, d). lr is its learning rate.
+        task: the problem. Its network's head has one matrix, ``weight`` (C, d). lr is its learning rate; a
+            schedule of the study does not change it in [5].
         correction: lambda; 0 leaves [5] out.
         own_term: whether w_ic e_c in [4] has a gradient, which pulls the rows of one class together (paper), or none
             (PFLlib, where e_c e_c stands in its place).

@@ -195,7 +195,6 @@ def fedgen(
 
     def aggregate(server: Server, up: Reduced, ids: Tensor) -> tuple[Server, dict[str, Tensor]]:
         report: Report = up.value
-        heads = [tree.rows(report.head, k) for k in range(len(ids))]
         seen_mC = report.seen_C.clamp(min=0)  # below it where noise was added on the way
         share_mC = (1 + seen_mC) / (1 + seen_mC).sum(0)  # [6] [7]
         known = (seen_mC.amax(0) > 0).nonzero()[:, 0]
@@ -203,7 +202,7 @@ def fedgen(
         key = keys.fold(server.key, server.round.long())
 
         def taught(z_Bd: Tensor, y_B: Tensor) -> Tensor:
-            logit_mBC = torch.stack([network.logits(head, z_Bd) for head in heads])
+            logit_mBC = torch.func.vmap(network.logits, in_dims=(0, None))(report.head, z_Bd)
             if teacher == "logits":
                 return cross_entropy_mean(logit_mBC.mean(0), y_B, torch.ones(len(y_B)))  # [5]
             error_mB = -logit_mBC.log_softmax(-1)[:, torch.arange(len(y_B)), y_B]

@@ -92,7 +92,8 @@ def flute(
         collapse: lambda 1 (released code: 0.25).
         head_decay: lambda 2 (released code: 0.0025).
         feature_decay: lambda 3 (released code: 0.0005).
-        server_lr: of [6] (released code: 0.5 in its commands; 0 leaves [6] out, the default of its parser).
+        server_lr: of [6], in all rounds (released code: 0.5 in its commands; 0 leaves [6] out, the default of
+            its parser).
         head_epochs: of [3]; None takes the local epochs less ``body_epochs`` (released code: 9 of 10).
         body_epochs: of [4] (released code: 1).
         tuning_epochs: of [7] (released code: the greater of 10 and ``head_epochs``, after the last round).
