@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import replace
+from functools import cache
 from typing import Any
 
 import numpy as np
@@ -19,6 +20,8 @@ from idiolect.core.tree import Tree
 
 ROWS = o.federation()
 OWN_RATES: dict[str, dict[str, float]] = {
+    "apple": {"relation_lr": 0.05},
+    "fedas": {"alignment_lr": 0.02},
     "fedcr": {"lr": 0.05},
     "fedpac": {"head_lr": 0.1},
     "pfedhn": {"lr": 0.05},
@@ -34,9 +37,9 @@ CASES: list[tuple[Schedule, int, int, float]] = [
 
 
 def trained(name: str, options: dict[str, Any], times: tuple[int, int], **training: Any) -> tuple[Method, Tree]:
-    """What ``local`` returns for two clients, of which one has a state, in a round of so many."""
+    """What ``local`` returns for two clients, of which one has a state, in a round of so many, after another round."""
     method = methods.build(name, options, o.task(**training))
-    server = method.init_server(o.key())
+    server = begun(name)
     out = []
     for k in (0, 3):
         client = method.init_client(o.key(), torch.tensor(k))
@@ -45,6 +48,15 @@ def trained(name: str, options: dict[str, Any], times: tuple[int, int], **traini
             client, up, info = method.local(o.one(method, server, k), client, data, o.key(k, turn))
             out.append((client, up, info))
     return method, out
+
+
+@cache
+def begun(name: str) -> Tree:
+    """The server after a round, since some methods do not train before it."""
+    method = methods.build(name, {}, o.task())
+    ids = range(len(ROWS))
+    clients = {k: method.init_client(o.key(), torch.tensor(k)) for k in ids}
+    return o.round_of(method, method.init_server(o.key()), clients, ROWS)[0]
 
 
 def same(one: Tree, other: Tree) -> bool:

@@ -17,7 +17,9 @@ from idiolect.core.objectives import cross_entropy
 from idiolect.data.datasets.dataset import Source
 from idiolect.training.class_weights import WeightedLoss
 
-OWN_LOSS = {"fedcr", "fedlc", "fedlda", "fedpac", "fedproto", "fedrod", "fedsr", "fedshrink", "pfedfda"}
+OWN_LOSS = {
+    "fedcr", "fedlc", "fedlda", "fedpac", "fedpcl", "fedproto", "fedrod", "fedshrink", "fedsr", "gpfl", "pfedfda",
+}  # fmt: skip
 
 
 def source(seed: int = 0) -> Source:

@@ -43,6 +43,7 @@ OF_CLASSES = {
     "fedrod",
     "fedsr",
     "flute",
+    "gpfl",
     "fml",
     "knnper",
     "pfedfda",
