@@ -150,6 +150,14 @@ def test_a_partner_is_another_model(choice: str, count: int) -> None:
             assert (partners(models, choice, round) != torch.arange(count)).all()
 
 
+@pytest.mark.parametrize("choice", ["unlike", "like"])
+@pytest.mark.parametrize("scale", [[1, 1, 1, 1, 1], [9, 1, 0.2, 3, 1], [0.01, 50, 1, 1, 7], [1, 2, 3, 4, 5]], ids=str)
+def test_how_long_a_model_is_does_not_choose_partners(choice: str, scale: list[float]) -> None:
+    longer = {j: {n: factor * a for n, a in MODELS[j].items()} for j, factor in enumerate(scale)}
+    got = partners(tree.stack([o.model_of(p) for p in longer.values()]), choice, 0)
+    assert got.tolist() == [partner_of(j, longer, choice, 0) for j in longer]
+
+
 def test_turns_go_round_all_others() -> None:
     models = tree.stack([o.model_of(MODELS[j]) for j in range(4)])
     seen = {tuple(partners(models, "turn", round).tolist()) for round in range(3)}

@@ -6,6 +6,7 @@ Every array of the record (float32) is compared within 1e-5, in both of its sets
 from __future__ import annotations
 
 from dataclasses import replace
+from decimal import Decimal
 from typing import Any
 
 import complex_step as c
@@ -156,6 +157,19 @@ def test_the_first_personal_model_is_the_trained_one(by: str) -> None:
     want = train(0, by, 0.3, 4.0, o.batches(o.SIZES[0]))
     same(new.value.model, want)
     same(tree.add(o.model_of(START), up.value), want)
+
+
+@pytest.mark.parametrize(
+    ("share", "rounds"), [("0.29", 100), ("0.57", 100), ("0.35", 10), ("0.07", 100), ("0.7", 10), ("0.001", 20)]
+)
+def test_the_share_of_the_rounds_is_rounded_down_as_decimals_are(share: str, rounds: int) -> None:
+    """0.29 of 100 rounds are 29, though the float 0.29 * 100 is less."""
+    wanted = max(int(Decimal(share) * rounds), 1)
+    method = methods.build("fedphp", {"participation": float(share)}, o.task(epochs=1))
+    for times in (wanted - 1, wanted, wanted + 1):
+        client = trained(Own(o.model_of(OWN[4]), torch.tensor(float(times))))
+        info = method.local(o.one(method, o.model_of(START), 4), client, at_round(4, rounds), o.key())[2]
+        close(info["inherited"], 0.9 * min(times / wanted, 1))
 
 
 @pytest.mark.parametrize("k", [2, 4, 99])

@@ -23,6 +23,7 @@ from idiolect.core import tree
 from idiolect.core.errors import InputError
 from idiolect.core.method import SGD, Method, Task, Training, Up
 from idiolect.core.reduction import reduced
+from idiolect.core.schedules import Step
 from idiolect.methods import perfedavg
 from idiolect.training import Batch
 
@@ -203,6 +204,17 @@ def test_beta_is_the_rate_of_the_outer_step_alone() -> None:
     up = o.round_of(method, o.model_of(START), {0: ()}, ROWS)[2]
     end = alone(0, SGD(0.5, o.RULE.momentum, o.RULE.weight_decay), alpha=0.2)
     same(tree.rows(up.value, 0), {n: end[n] - START[n] for n in START})
+
+
+@pytest.mark.parametrize("hessian", ["none", "difference"])
+@pytest.mark.parametrize(("round", "factor"), [(1, 1.0), (2, 0.1), (3, 0.01)])
+def test_a_schedule_lowers_the_rate_of_the_outer_step_alone(hessian: str, round: int, factor: float) -> None:
+    method = methods.build("perfedavg", {"alpha": 0.2, "hessian": hessian}, o.task(schedule=Step(every=1, factor=0.1)))
+    data = o.data(*ROWS[0])._replace(round=torch.tensor(round), rounds=torch.tensor(3))
+    up = method.local(o.one(method, o.model_of(START), 0), (), data, o.key(0))[1]
+    rule = SGD(factor * o.RULE.lr, o.RULE.momentum, o.RULE.weight_decay)
+    end = alone(0, rule, alpha=0.2, hessian=hessian)
+    same(up.value, {n: end[n] - START[n] for n in START})
 
 
 @pytest.mark.parametrize("options", [{}, {"tuning_epochs": 3}, {"tuning_steps": 1}, {"tuning_steps": 5}])

@@ -79,8 +79,9 @@ def fedala(
 
     G and L_i do not move in [2]: dCE/dW_i = dCE/dtheta * (G - L_i). The first time, passes of [2] go on until there
     were more than ten and the standard deviation of the last ten losses is below ``threshold``; then it is one pass a
-    round. The loss of a pass is that of its last batch, before the batch's step. Where G and L_i are equal there is
-    nothing to learn, and [1] gives G.
+    round. The loss of a pass is that of its last batch, before the batch's step. The vectorised engine computes
+    ``most_passes`` passes for all clients in every round, and each client keeps those that it needs. Where G and L_i
+    are equal there is nothing to learn, and [1] gives G.
 
     Up: the increment theta_i - G, weighted by n_i samples. Down: G. At the client: L_i, W_i, and whether the first
     search is over. A client without a model of its own, as a new one, takes G as it is.

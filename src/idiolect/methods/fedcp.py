@@ -218,12 +218,10 @@ def gumbel(key: Tensor, shape: tuple[int, ...]) -> Tensor:
 
 def discrepancy(z_Bd: Tensor, other_Bd: Tensor, used_B: Tensor) -> Tensor:
     """MMD of two sets of features, by pairs of the samples that are not padding."""
-    share_B = used_B / used_B.sum().clamp(min=1)
-
-    def kernels(a_Bd: Tensor, b_Bd: Tensor) -> Tensor:
-        square_BB = a_Bd.square().sum(1)[:, None] + b_Bd.square().sum(1) - 2 * a_Bd @ b_Bd.T
-        square_BB = square_BB.clamp(min=0)  # from products, because differences would need (B, B, d) numbers
-        return torch.stack([(-square_BB / (2 * width)).exp() for width in _WIDTHS]).sum(0)  # [5]
-
-    pair_BB = kernels(z_Bd, z_Bd) + kernels(other_Bd, other_Bd) - 2 * kernels(z_Bd, other_Bd)  # [5]
-    return share_B @ pair_BB @ share_B  # [5]
+    both_Md = torch.cat([z_Bd, other_Bd])
+    length_M = both_Md.square().sum(1)
+    # from products, because differences would need (M, M, d) numbers
+    square_MM = (length_M[:, None] + length_M - 2 * both_Md @ both_Md.T).clamp(min=0)
+    kernel_MM = torch.stack([(-square_MM / (2 * width)).exp() for width in _WIDTHS]).sum(0)  # [5]
+    sign_M = torch.cat([used_B, -used_B]) / used_B.sum().clamp(min=1)
+    return sign_M @ kernel_MM @ sign_M  # [5]

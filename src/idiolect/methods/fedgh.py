@@ -50,7 +50,8 @@ def fedgh(
         H(theta_i(x)), with the newest H                                                         [4]
 
     The optimiser of [3] is plain SGD: no momentum, no decay. A class that no participant has is no pair, and [3] pushes
-    its logit down. Pairs come in a random order, that of the clients' numbers where the study does not shuffle.
+    its logit down. Pairs come in a random order, the same in every pass; that of the clients' numbers where the study
+    does not shuffle. With the study's drop_last, [2] too leaves out the samples that fill no batch.
 
     Up: P_i (C, d) and which classes it has; the server needs those of each client. Down: H. At the client: theta_i;
     phi_i is forgotten. Messages know nothing of the body but the number of features. A new client, and one that was

@@ -86,7 +86,8 @@ def fedphp(
         by: R by the logits (knowledge distillation), which needs classes, or by the features.
         temperature: of the teacher alone.
         most: where mu ends.
-        participation: the share of clients that takes part in a round; say what the study says.
+        participation: the share of clients that takes part in a round; say what the study says. With 1 in a study of
+            less, mu ends below ``most``: a client is drawn in far fewer than T rounds.
         least_steps: the fewest mini-batches of a round (released code: 5): a client with fewer goes over its samples
             again. None: those of the local epochs.
 

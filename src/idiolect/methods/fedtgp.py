@@ -96,8 +96,9 @@ def fedtgp(
 
     A class of which no participant has a prototype gets the least g. Where there is only one class, a = margin. P has a
     prototype of every class, also of one that no client has. The optimiser of [4] is plain SGD: no momentum, no decay;
-    its batches are of the study's batch size. Pairs come in a random order, that of the clients' numbers where the
-    study does not shuffle.
+    its batches are of the study's batch size. Pairs come in a random order, the same in every pass; that of the
+    clients' numbers where the study does not shuffle. With the study's drop_last, [2] too leaves out the samples that
+    fill no batch.
 
     Up: p_i (C, d) and which classes it has; the server needs those of each client. Down: P (C, d). At the client: w_i.
     Messages know nothing of the network but the number of features. A new client, and one that was never drawn, trains

@@ -121,9 +121,8 @@ def gpfl(
     |z_g - M_0y| is the mean over the samples of a batch. M_0 does not move. Cosines have no temperature.
 
     Up: increments of body, valve and M, weighted by n_i samples. Down: body, valve, M, and whether it is the first
-    round. At the client: head_i. The inputs
-    of [6] come from the newest M. A new client, and one that was never drawn, trains a head alone by CE(head_i(z_p)),
-    on all else as received, for the local epochs.
+    round. At the client: head_i. The inputs of [6] come from the newest M. A new client, and one that was never drawn,
+    trains a head alone by CE(head_i(z_p)), on all else as received, for the local epochs.
 
     Args:
         task: the problem.

@@ -76,13 +76,14 @@ def perfedavg(
         steps: of a round; None: those of the task's local epochs.
         weighting: of the mean: uniform, or by samples (PFLlib).
         tuning_epochs: passes over the client's samples in [7], in mini-batches.
-        tuning_steps: mini-batches in [7], in place of epochs (PFLlib: 1).
+        tuning_steps: mini-batches in [7], in place of epochs (paper and PFLlib: 1).
 
     Source: the paper's algorithm 1 and section 5; no code of its authors is known. KarhouTam/FL-bench agrees with it.
     Differs from source: the paper's update is "exact", and its runs are with "none" and "difference"; the default is
-    "none", which public code and comparisons mean. TsingZ0/PFLlib trains twice in a round, has one rate for alpha and
-    beta, weighs clients by samples, and takes D and D' from the halves of larger mini-batches, so that a client with
-    less than one of these stays at w. A bound on the gradient norm, where the task has one, holds for d.
+    "none", which public code and comparisons mean. [7] is one step in the paper, and by default an epoch, as in
+    FL-bench. TsingZ0/PFLlib trains twice in a round, has one rate for alpha and beta, weighs clients by samples, and
+    takes D and D' from the halves of larger mini-batches, so that a client with less than one of these stays at w. A
+    bound on the gradient norm, where the task has one, holds for d.
     """
     network, own = task.network, SGD(alpha, 0.0, 0.0)
     rule = task.training.optimiser if beta is None else replace(task.training.optimiser, lr=beta)
