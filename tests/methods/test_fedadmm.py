@@ -13,6 +13,7 @@ from oracle import close
 from idiolect import methods
 from idiolect.core import tree
 from idiolect.core.errors import InputError
+from idiolect.core.method import SGD
 from idiolect.methods.fedadmm import Client
 
 ROWS = o.federation()
@@ -49,15 +50,15 @@ def started(rho: float) -> dict[int, Any]:
         {},
         {"rho": 0.5, "server_lr": 0.7},
         {"rho": 0.2, "average": "clients"},
-        {"rho": 0.3, "start": "own", "server_lr": 1.5},
-        {"previous": "received"},
+        {"rho": 0.3, "start": "server", "server_lr": 1.5},
+        {"previous": "received", "start": "server"},
         {"rho": 0.4, "previous": "received", "server_lr": 0.5},
         {"rho": 0.1, "previous": "received", "start": "own", "average": "clients"},
     ],
 )
 def test_a_round_by_hand(options: dict[str, Any]) -> None:
     method = methods.build("fedadmm", options, o.task())
-    rho, start = options.get("rho", 0.01), options.get("start", "server")
+    rho, start = options.get("rho", 0.01), options.get("start", "own")
     loose = {"rtol": 1e-8, "atol": 1e-8}  # y / rho is large with a small rho
     server, new, up, _ = o.round_of(method, o.model_of(START), started(rho), ROWS)
     delta = {}
@@ -96,7 +97,10 @@ def test_the_server_is_the_mean_of_all_clients_models_and_duals(rho: float, star
 
 def test_with_all_clients_it_is_feddyn() -> None:
     """Two papers' algorithms, which are one where nobody stays away and the steps start from the received model."""
-    admm, dyn = methods.build("fedadmm", {"rho": 0.2}, o.task()), methods.build("feddyn", {"alpha": 0.2}, o.task())
+    admm, dyn = (
+        methods.build("fedadmm", {"rho": 0.2, "start": "server"}, o.task()),
+        methods.build("feddyn", {"alpha": 0.2}, o.task()),
+    )
     every = [torch.tensor(k) for k in range(len(o.SIZES))]
     servers = [m.init_server(o.key()) for m in (admm, dyn)]
     clients = [{k: m.init_client(o.key(), id) for k, id in enumerate(every)} for m in (admm, dyn)]
@@ -116,16 +120,28 @@ def test_the_released_code_moves_the_server_by_twice_the_mean_step() -> None:
     same(server, {n: 2 * a.numpy() - START[n] for n, a in zip(("W", "b", "U", "c"), tree.leaves(mean), strict=True)})
 
 
+@pytest.mark.parametrize("steps", [(0, 1), (1, 2, 3), (4,)])
+def test_a_client_that_comes_back_adds_nothing_that_the_server_has(steps: tuple[int, ...]) -> None:
+    """Without training (a rate of next to 0) nobody moves: what others have moved in between is not sent again."""
+    method = methods.build("fedadmm", {}, o.task(optimiser=SGD(1e-12, 0.0, 0.0)))
+    moved = {n: a + 0.5 for n, a in START.items()}
+    rest = Client(o.model_of(moved), tree.zeros(o.model_of(moved)))
+    server, _, up, _ = o.round_of(method, o.model_of(START), dict.fromkeys(steps, rest), ROWS)
+    for at in range(len(steps)):  # w_i' - theta, and not w_i' - w_i + w_i' - theta from theta
+        same(tree.rows(up.value, at), {n: moved[n] - START[n] for n in START}, atol=1e-9)
+    same(server, moved, atol=1e-9)
+
+
 def test_what_a_round_tells() -> None:
     method = methods.build("fedadmm", {"rho": 0.3}, o.task(epochs=1))
     x, y = ROWS[1]
     info = method.local(o.one(method, o.model_of(START), 1), started(0.3)[1], o.data(x, y), o.key())[2]
     plan, total = o.batches(len(y), 1), 0.0
     for at, rows in enumerate(plan):  # cross-entropy without the other terms, each batch before its own step
-        p = alone(1, 0.3, "server", plan[:at]) if at else START
+        p = alone(1, 0.3, "own", plan[:at]) if at else OWN[1]
         total -= o.log_probability(p, x[rows])[np.arange(len(rows)), y[rows]].sum()
     close(info["train_loss"], total / len(y))
-    end = alone(1, 0.3, "server", plan)
+    end = alone(1, 0.3, "own", plan)
     close(info["distance"], np.sqrt(sum(((end[n] - START[n]) ** 2).sum() for n in START)))
 
 

@@ -12,7 +12,7 @@ from idiolect.core.method import Data, Down, Method, Model, Reduced, Task, Up, r
 from idiolect.training import log_softmax_of, train_model
 
 SEARCH = {"rho": "0.001..1:log", "server_lr": "0.3..1.5:log"}
-PRESETS: dict[str, dict[str, Any]] = {"official": {"previous": "received"}}
+PRESETS: dict[str, dict[str, Any]] = {"official": {"start": "server", "previous": "received"}}
 
 
 class Client(NamedTuple):
@@ -35,13 +35,13 @@ def fedadmm(
     rho: PositiveFloat = 0.01,
     server_lr: PositiveFloat = 1.0,
     average: Literal["participants", "clients"] = "participants",
-    start: Literal["server", "own"] = "server",
+    start: Literal["own", "server"] = "own",
     previous: Literal["own", "received"] = "own",
 ) -> Method:
     """FedADMM: local problems with a dual variable for each client (Gong, Li & Freris, ICDE 2022).
 
     Client, with the received theta, its own last model w_i and its dual variable y_i = rho u_i:
-        w_i' <- SGD(CE + <y_i, w - theta> + rho / 2 |w - theta|^2)      from theta, or from w_i               [1]
+        w_i' <- SGD(CE + <y_i, w - theta> + rho / 2 |w - theta|^2)      from w_i, or from theta               [1]
         y_i' <- y_i + rho (w_i' - theta)                                                                      [2]
         Delta_i = (w_i' + y_i' / rho) - (w_i + y_i / rho)                                                     [3]
     Server, over the m participants i of a round among K clients:
@@ -50,6 +50,10 @@ def fedadmm(
     All clients start with w_i = theta and y_i = 0; one that is first drawn later has the initial theta as w_i. With / K
     and a rate of 1, theta is always the mean of all clients' w_i + y_i / rho. An absent client keeps w_i and y_i.
 
+    With the option ``start="server"`` and the w_i of [3] as it stands, a client that comes back also sends how far
+    theta has moved since its last round. Its mean over the participants adds to theta what is in theta already: where
+    clients stay away, the weights grow without end.
+
     Up: Delta_i, weighted 1. Down: theta. At the client: w_i, y_i / rho. A new client takes theta as it is.
 
     Args:
@@ -57,16 +61,16 @@ def fedadmm(
         rho: of the augmented Lagrangian (released code: 0.01).
         server_lr: eta (released code: 1, from round 60 on 0.5).
         average: over a round's participants, or over all clients, which is the paper's eta of m / K.
-        start: of the local steps: the received model (released code), or the client's own last one.
-        previous: w_i in [3]: the client's own last model (the paper), or theta (``preset="official"``). The released
-            code loads theta into the network before it notes w_i, so that Delta_i is 2 (w_i' - theta), whatever the
-            client sent before.
+        start: of the local steps: the client's own last model, or the received one.
+        previous: w_i in [3]: the client's own last model (the paper), or theta. "received" with the start "server" is
+            what the released code computes (``preset="official"``): it loads theta into the network before it notes
+            w_i, so that Delta_i is 2 (w_i' - theta), whatever the client sent before.
 
     Source: the paper's algorithm 1; released code (YonghaiGong/FedADMM). The terms of [1] are one pull towards
     theta - y_i / rho.
     Differs from source: clients run the task's epochs; the paper draws their number for each client and round, to model
-    slow clients. In the second folder of the released code all clients hold one and the same network, so that a client
-    starts where the one before it in the round has ended; this is left out.
+    slow clients. The later folder of the released code means to start from w_i, but all clients there hold one and the
+    same network: each starts where the one before it in the round has ended. This is left out.
     """
 
     def init_client(key: Tensor, id: Tensor) -> Client:
