@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import logging
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -51,6 +52,22 @@ def test_the_numbers_are_those_of_a_simulation(files: Files, tmp_path: Path) -> 
     whole = study_for(tmp_path / "study.yaml", "trial")
     samples = {name: SiteFiles(file, target="label") for name, file in files.items()}
     _same(found.records, rehearsed(whole, samples, tmp_path / "simulated").records)
+
+
+@pytest.mark.parametrize(
+    ("methods", "noted"),
+    [("fedbn", ["fedbn"]), ("fedavg, fedbn", ["fedbn"]), ("'fedbn:weighting=samples', scaffold", ["fedbn"]),
+     ("fedavg, ditto", [])],
+)  # fmt: skip
+def test_the_server_says_a_methods_note_as_a_run_does(
+    methods: str, noted: list[str], files: Files, tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    """These columns go to a network without normalisation, in which nothing of FedBN stays at a site; said once."""
+    study(tmp_path, methods, rounds=1, seeds="[0, 1]")
+    with caplog.at_level(logging.WARNING):
+        _run(tmp_path, Loop(workers(tmp_path / "states", files)))
+    said = [record.message for record in caplog.records if "has no normalisation layer" in record.message]
+    assert [one.split(":")[0] for one in said] == [f"method {name}" for name in noted]
 
 
 @pytest.mark.parametrize("schedule", ["cosine:warmup=1", "step:every=1,factor=0.5", "constant:warmup=2"])
