@@ -15,8 +15,7 @@ sys.path.insert(0, str(Path(__file__).parents[1] / "contract"))  # toy
 
 import toy
 
-from idiolect import methods
-from idiolect.core import keys, tree
+from idiolect.core import keys
 from idiolect.core.errors import InputError
 from idiolect.core.method import Data, Down, Method, Task, Up, reduce
 from idiolect.engines import Processes, Sequential
@@ -151,11 +150,3 @@ def test_a_federation_asks_only_sites_that_are_drawn(share: float, waits: bool) 
             sites.open(job)
     else:
         assert sites.open(job) is not None
-
-
-def test_published_methods_say_nothing_of_these() -> None:
-    """So that their rounds are those of before."""
-    for name in methods.names():
-        method = toy.builder(name)(toy.task())
-        assert (method.stand_by, method.full_rounds, method.own_start) == (None, (), False)
-        assert tree.same(*(method.init_client(keys.start(3), torch.tensor(k)) for k in (0, 5)))
