@@ -22,6 +22,7 @@ from idiolect.core.errors import InputError
 from idiolect.core.method import SGD, Method, Task
 from idiolect.core.network import Model
 from idiolect.core.reduction import reduced
+from idiolect.methods import fedala as module
 from idiolect.methods.fedala import Own, first_row, sample_mask
 from idiolect.training import Personal, trained, untrained
 
@@ -266,6 +267,23 @@ def test_a_schedule_does_not_move_the_weights_otherwise() -> None:
         ends.append(state.value)
     assert tree.same(ends[0].weight, ends[1].weight)
     assert not tree.same(ends[0].model, ends[1].model)
+
+
+@pytest.mark.parametrize("k", [0, 1, 3])
+def test_each_pass_of_the_first_search_has_an_order_of_its_own(k: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    orders, honest = [], module.batches
+
+    def noting(*args: Any, **how: Any) -> Any:
+        plan = honest(*args, **how)
+        orders.append(tuple(torch.cat([b.at_B for b in plan]).tolist()))
+        return plan
+
+    monkeypatch.setattr(module, "batches", noting)
+    method = methods.build("fedala", {"threshold": 0.0, "most_passes": 6, "share": 1.0}, o.task(shuffle=True))
+    down = o.one(method, o.model_of(START), k)
+    method.personalise(down, client(k, 1, settled=False), o.data(*ROWS[k]), o.key())
+    assert len(orders) == len(set(orders)) == 6
+    assert all(sorted(order) == list(range(o.SIZES[k])) for order in orders)
 
 
 @pytest.mark.parametrize("n", [1, 2, 7, 40])

@@ -240,6 +240,15 @@ def test_a_client_that_has_not_trained_does_a_round_s_work_and_keeps_its_head(k:
     assert tree.same(method.personalise(down, trained(own), data, o.key()), trained(own))
 
 
+@pytest.mark.parametrize("real", [1, 3, 5])
+@pytest.mark.parametrize("scale", [0.1, 3.0])
+def test_padding_is_in_no_pair(real: int, scale: float) -> None:
+    draw = np.random.default_rng(real)
+    z, other = (scale * draw.normal(size=(5, 3)) for _ in range(2))
+    used = (torch.arange(5) < real).double()
+    close(module.discrepancy(torch.tensor(z), torch.tensor(other), used), mmd(z[:real], other[:real]))
+
+
 def test_noise_is_drawn_for_each_batch() -> None:
     """The method's own draws, of the key of each batch; predictions have none."""
     method = methods.build("fedcp", {"noise": True, "alignment": 1.0}, o.task(epochs=1))

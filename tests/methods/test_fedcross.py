@@ -131,6 +131,13 @@ def test_who_gets_which_model_does_not_depend_on_the_clients_numbers(turned: lis
     assert torch.equal(after[torch.tensor(turned)], before)
 
 
+@pytest.mark.parametrize("ids", [[0, 3], [2], [0, 1, 2, 3, 4]], ids=str)
+def test_the_server_remembers_how_many_samples_each_participant_has(ids: list[int]) -> None:
+    method = methods.build("fedcross", {}, o.task(epochs=1))
+    after = o.round_of(method, method.init_server(o.key()), dict.fromkeys(ids, ()), ROWS)[0]
+    close(after.n_K, [o.SIZES[k] if k in ids else 0 for k in range(K)])
+
+
 def test_before_the_first_round_all_is_the_start() -> None:
     method = methods.build("fedcross", {"models": 3}, o.task())
     server = method.init_server(o.key())

@@ -42,7 +42,7 @@ def fedmtl(task: Task, *, pull: NonNegativeFloat = 0.1) -> Method:
 
     Args:
         task: the problem.
-        pull: lambda_1, the weight of the penalty.
+        pull: lambda_1, the weight of the penalty. Twice this times the rate of the optimiser should be below 1.
 
     Source: the problem that the paper solves, with the penalty that it gives as mean-regularised multi-task learning.
     Differs from source: the paper's MOCHA solves it for convex models by dual coordinates, and can also learn Omega,
