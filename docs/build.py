@@ -280,6 +280,7 @@ _LEFT_OUT = """\
 
 - **MetaFed** (Chen et al., 2023): its clients work one after another, each from the model that the one before it has
   just made. Here the clients of a round work at the same time.
+- **PeFLL** (Scott et al., 2024): a client and the server exchange messages twice in a round; here they do once.
 - **FedMD, FedFed** and others that need a public data set, or a generator trained outside of the federation."""
 
 

@@ -39,7 +39,7 @@ def prototypes(p: o.Params, k: int) -> np.ndarray:
     return np.array([unit(p, x)[y == c].mean(0) if has(k)[c] else np.full(o.WIDTH, np.nan) for c in range(o.CLASSES)])
 
 
-def gradient(k: int, sets: list[tuple[float, np.ndarray]], known: np.ndarray, tau: float, over: str = "others") -> Any:
+def gradient(k: int, sets: list[tuple[float, np.ndarray]], known: np.ndarray, tau: float, over: str = "all") -> Any:
     """Of the weighted sum of contrasts with these sets of prototypes, NaN where one is not known."""
     x, y = ROWS[k]
 
@@ -74,7 +74,7 @@ def state(k: int, known: bool = True) -> Any:
 @pytest.mark.parametrize("tau", [0.07, 0.5, 2.0])
 def test_rounds_by_hand(tau: float, over: str) -> None:
     """The first round only sends; client 2 comes late, and classes are missing here and there."""
-    options = {"temperature": tau} | ({} if over == "others" else {"sum_over": over})
+    options = {"temperature": tau} | ({} if over == "all" else {"sum_over": over})
     method = methods.build("fedpcl", options, o.task())
     server, clients = method.init_server(o.key()), {k: state(k, known=False) for k in range(5)}
     bodies, common = dict(BODIES), np.full((o.CLASSES, o.WIDTH), np.nan)

@@ -26,7 +26,7 @@ from idiolect.training import (
 SEARCH = {"per_class": "50..2000:log", "calibration_lr": "0.001..0.1:log"}
 PRESETS: dict[str, dict[str, Any]] = {"flbench": {"covariance": "biased"}}
 
-_ROUNDING = 1e-10  # eigenvalues below this share of the largest are rounding
+_ROUNDING = 1e-7  # eigenvalues below this share of the largest are rounding
 
 
 class Server(NamedTuple):

@@ -29,7 +29,7 @@ from idiolect.training import (
 )
 
 SEARCH = {"temperature": "0.03..1:log"}
-PRESETS: dict[str, dict[str, Any]] = {"pfllib": {"sum_over": "all"}}
+PRESETS: dict[str, dict[str, Any]] = {"paper": {"sum_over": "others"}}
 
 # K clients, m participants, S sets of prototypes, B batch, C classes, d features
 
@@ -68,11 +68,11 @@ class Client(NamedTuple):
     own: Prototypes
 
 
-def fedpcl(task: Task, *, temperature: PositiveFloat = 0.07, sum_over: Literal["others", "all"] = "others") -> Method:
+def fedpcl(task: Task, *, temperature: PositiveFloat = 0.07, sum_over: Literal["all", "others"] = "all") -> Method:
     """FedPCL: prototype-wise contrastive learning of personal bodies (Tan et al., NeurIPS 2022).
 
     Client, with its own body theta_i, z = theta_i(x) / |theta_i(x)|, and the received prototypes:
-        l(z, y; P) = - log (exp(z P_y / tau) / sum_c exp(z P_c / tau)),  c other than y               [1]
+        l(z, y; P) = - log (exp(z P_y / tau) / sum_c exp(z P_c / tau))                                [1]
         theta_i <- SGD(mean of l(z, y; P) + mean over clients j of l(z, y; P_j)) from theta_i         [2]
         P_ic = mean of z over its samples of class c, after training                                  [3]
     Server, over the round's participants i that have class c:
@@ -82,8 +82,8 @@ def fedpcl(task: Task, *, temperature: PositiveFloat = 0.07, sum_over: Literal["
 
     The network's head is not used. Where the network has a frozen backbone, as in the paper, what follows it trains. In
     the first round there are no prototypes, and clients send theirs without training. A class that no participant has
-    keeps its last P_c; where none is known, or no other class is, its samples add nothing to [2]. Clients that have
-    sent nothing are left out of the mean in [2].
+    keeps its last P_c; where none is known, its samples add nothing to [2]. Clients that have sent nothing are left
+    out of the mean in [2].
 
     Up: P_i (C, d) and which classes it has. Down: P and the P_j of all clients (K, C, d). At the client: theta_i and
     P_i; an absent client keeps both. No message depends on the body but by d. Secure aggregation cannot hide the
@@ -92,7 +92,8 @@ def fedpcl(task: Task, *, temperature: PositiveFloat = 0.07, sum_over: Literal["
     Args:
         task: the problem.
         temperature: tau (released code: 0.07).
-        sum_over: in [1]: the classes other than y (the paper), or all, which is a cross-entropy (PFLlib).
+        sum_over: the classes c in [1]: all, which is a cross-entropy (PFLlib; the released code's sum has y's too), or
+            those other than y (the paper; ``preset="paper"``).
 
     Source: the paper's equations for [1] and [2]; PFLlib's version; released code (yuetan031/FedPCL).
     Differs from source: the released code has another loss. It contrasts P_jy with the features of the mini-batch, two
