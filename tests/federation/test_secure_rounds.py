@@ -72,7 +72,7 @@ def _uploads(link: Loop, round: int) -> dict[str, dict[str, torch.Tensor]]:
 
 def test_the_numbers_are_those_of_a_simulation(kit: Path, made: Made, files: Files, tmp_path: Path) -> None:
     """With masks, without, and, but for rounding, those of plain aggregation; of means and of sums."""
-    methods = "fedavg, scaffold, local, 'fedavg:personal=head'"
+    methods = "fedavg, scaffold, local, pfl_da, fedkd, 'fedavg:personal=head'"
     study(tmp_path, methods, rounds=2, participation=0.8, secure_aggregation=True)
     found = _run(tmp_path, kit, Loop(made())).records
     whole = study_for(tmp_path / "study.yaml", "trial")
@@ -84,7 +84,7 @@ def test_the_numbers_are_those_of_a_simulation(kit: Path, made: Made, files: Fil
     plain = rehearsed(whole.model_copy(update={"secure_aggregation": False}), samples, tmp_path / "plain").records
     sent = {"bytes_up", "bytes_down"}
     both = alone[~alone["metric"].isin(sent)].merge(plain, on=SIDES)
-    assert (both["value_x"] - both["value_y"]).abs().max() < 1e-5
+    np.testing.assert_allclose(both["value_x"], both["value_y"], rtol=1e-5, atol=1e-5)  # a loss may be above 1
     up = [r.query("method == 'fedavg' and metric == 'bytes_up'")["value"].max() for r in (alone, plain)]
     assert up[0] == 2 * up[1]  # 64 bits for 32
 
