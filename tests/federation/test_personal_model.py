@@ -431,3 +431,25 @@ def test_the_commands_take_a_state_folder(
         err = " ".join(capsys.readouterr().err.split())
         assert said in err, err
     assert not Path("c").exists()
+
+
+@pytest.mark.parametrize("method", ["ditto", "fedala", "fedavg"])
+def test_a_site_without_a_global_model_is_compared_with_what_it_does_alone(method: str, tmp_path: Path) -> None:
+    """With 48 training samples there is a local model, with 24 none."""
+    has = method == "fedavg"
+    for rows, names in ((60, {"personal", "local", "blend"}), (30, {"personal"})):
+        folder = tmp_path / str(rows)
+        folder.mkdir()
+        files = tables(folder, FEW, rows)
+        study(folder, method, rounds=1)
+        link = Loop(workers(folder / "states", files))
+        conduct(study_for(folder / "study.yaml", "trial"), link, FEW, folder / "run", Events(quiet=True))
+        model = site_model(folder / "states" / "north")
+        assert model.about.global_model is has
+        samples = SiteFiles(files["north"], target="label")
+        about = comparison.join(model, samples, folder / "site").about.site
+        assert about.compared.keys() == names | ({"global", "blend"} if has else set())
+        assert about.against == ("global" if has else "local" if "local" in names else None)
+        if not has:
+            with pytest.raises(InputError, match="no global model"):
+                comparison.join(model, samples, folder / "other", ships="global")

@@ -55,7 +55,7 @@ def join_command(
     resize: Resize = False,
     allow_import: AllowImport = False,
 ) -> None:
-    """Make a model for a site that did not train, and compare it with the global one before it ships.
+    """Make a model for a site that did not train, and compare it with others before it ships.
 
     From the state folder of a site that did train, its personal model is compared on the site's test samples.
 

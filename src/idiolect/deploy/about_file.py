@@ -1,4 +1,4 @@
-"""Reads ``bundle.json``, which may come from anywhere, and names the files of a bundle."""
+"""Reads ``bundle.json``, which may come from anywhere, changes what it says, and names the files of a bundle."""
 
 from __future__ import annotations
 
@@ -7,9 +7,10 @@ from pathlib import Path
 
 import pydantic
 
-from idiolect.core import files
+from idiolect.core import files, tree
 from idiolect.core.errors import InputError
-from idiolect.deploy.schema import VERSION, About
+from idiolect.core.tree import Tree
+from idiolect.deploy.schema import VERSION, About, Inputs
 
 ABOUT, NUMBERS, CARD = "bundle.json", "model.safetensors", "README.md"
 FIX = "get the bundle again from where it was made"
@@ -51,3 +52,20 @@ def read_about(folder: Path) -> tuple[About, str]:
             reason = f"{'.'.join(map(str, first['loc'])) or 'content'}: {first['msg'].lower()}"
         raise InputError(f"{path} cannot be used ({reason}): {FIX}") from None
     return about, digest
+
+
+def about_features(about: About) -> About:
+    """What a bundle would say whose samples are the features of its frozen backbone."""
+    features = about.network.features
+    assert features is not None
+    inputs = Inputs(kind="numbers", shape=(len(features.mean),), mean=features.mean, std=features.std)
+    network = about.network.model_copy(update={"frozen": None, "features": None})
+    return about.model_copy(update={"inputs": inputs, "network": network})
+
+
+def with_memory(about: About, client: Tree, samples: int) -> About:
+    """The same, and that a client's state holds numbers for each of its training samples, if it does."""
+    per_sample = any(leaf.ndim > 1 and len(leaf) == samples for leaf in tree.leaves(client))
+    if about.revealed is None or not per_sample:
+        return about
+    return about.model_copy(update={"revealed": about.revealed.model_copy(update={"per_sample": True})})

@@ -27,10 +27,10 @@ from idiolect.core import files, keys, tree
 from idiolect.core.documents import sealed_json
 from idiolect.core.errors import InputError, RunError, blame, nearest, option
 from idiolect.core.inputs import blank
-from idiolect.core.method import Down, Method, Task
+from idiolect.core.method import Data, Down, Method, Task
 from idiolect.core.tree import Tree
-from idiolect.deploy import code
-from idiolect.deploy.about_file import ABOUT, CARD, FIX, NUMBERS, read_about
+from idiolect.deploy import code, global_model
+from idiolect.deploy.about_file import ABOUT, CARD, FIX, NUMBERS, about_features, read_about
 from idiolect.deploy.alone import alone
 from idiolect.deploy.blended import blended
 from idiolect.deploy.harm import OF_CLASSES, Judge, Name
@@ -39,7 +39,7 @@ from idiolect.deploy.harm_of_numbers import judge_of
 from idiolect.deploy.limits import limited
 from idiolect.deploy.numbers_file import content
 from idiolect.deploy.reweighted import reweighted
-from idiolect.deploy.schema import About, Inputs
+from idiolect.deploy.schema import About
 from idiolect.simulation.rounds import first_state
 from idiolect.training import Preprocessing, training_of, trial
 from idiolect.training.chunks import in_chunks
@@ -244,9 +244,23 @@ class Bundle:
             down = self._down
             if self.about.kind == "join":
                 return Personal(down, ())
-            outputs, images = self.about.outputs, self.about.inputs.kind == "images"
-            [data] = trial.samples(self.about.inputs.form, outputs, 2 * outputs, images=images, task=self.about.task)
+            data = self._synthetic(2 * self.about.outputs)
             return Personal(down, self.predicting.personalise(down, self.fresh, data, keys.key(0)))
+
+    def _synthetic(self, rows: int) -> Data:
+        """So many samples, as stored; the numbers mean nothing."""
+        about, images = self.about, self.about.inputs.kind == "images"
+        [data] = trial.samples(about.inputs.form, about.outputs, rows, images=images, task=about.task)
+        return data
+
+    @cached_property
+    def has_global(self) -> bool:
+        """Whether there is a global model; see ``global_model``. Bundles of before 2026-11-26 do not say it."""
+        if self.about.global_model is not None:
+            return self.about.global_model
+        if self.about.network.features is not None:
+            return self.on_features().has_global
+        return global_model.exists(self.received, self._down, self.fresh, self._synthetic(8))
 
     def on_features(self) -> Bundle:
         """The same models behind a frozen backbone: their network takes its features, with the same weights."""
@@ -370,20 +384,6 @@ def write(
         except InputError as error:
             raise InputError(str(error).replace(str(draft), str(folder))) from None
     return Bundle.read(folder, allow_import=True)
-
-
-def about_features(about: About) -> About:
-    """What a bundle would say whose samples are the features of its frozen backbone."""
-    features = about.network.features
-    assert features is not None
-    inputs = Inputs(kind="numbers", shape=(len(features.mean),), mean=features.mean, std=features.std)
-    network = about.network.model_copy(update={"frozen": None, "features": None})
-    return about.model_copy(update={"inputs": inputs, "network": network})
-
-
-def per_sample(own: Tree, samples: int) -> bool:
-    """Whether a client's state has numbers for each of its training samples."""
-    return any(leaf.ndim > 1 and len(leaf) == samples for leaf in tree.leaves(own))
 
 
 def _sha256(path: Path) -> str:

@@ -12,6 +12,7 @@ import numpy as np
 from idiolect.core.objectives import Score
 from idiolect.core.option_spec import Spec
 from idiolect.deploy import code
+from idiolect.deploy.global_model import NO_GLOBAL
 from idiolect.deploy.schema import About, ClientPart
 
 _SHOWN = 30  # clients in the table
@@ -50,6 +51,8 @@ def _use(about: About) -> str:
             join += ["--unlabelled", str(about.provenance.study["unlabelled"])]
         commands = [join, [*predict[:2], "site", *predict[2:]]]
         joins = _JOINS.get(about.revealed.joins_by, "") if about.revealed else ""
+        if about.global_model is False:
+            joins = f"{NO_GLOBAL[0].upper()}{NO_GLOBAL[1:]}. {'' if joins == _JOINS['what it receives'] else joins}"
         intro = f"{joins} Make a model for your site, then predict with it:"
     else:
         commands = [[*predict[:2], ".", *(["--client", "NAME"] if len(about.models) > 1 else []), *predict[2:]]]

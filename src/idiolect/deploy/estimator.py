@@ -29,13 +29,13 @@ from idiolect.simulation.thresholds import HALF
 class PersonalClassifier(ClassifierMixin, SiteEstimator):  # type: ignore[misc]
     """A site's classifier from a bundle.
 
-    From a bundle for new clients, ``fit`` makes the site's model and compares it with the global one, and the better
+    From a bundle for new clients, ``fit`` makes the site's model and compares it with others, and the better
     one predicts. From one with models that are ready it predicts at once, and ``fit`` is refused.
 
     Args:
         bundle: the folder.
         client: whose model, where the bundle has several.
-        ships: take "global", "personal" or "local", whatever the comparison says.
+        ships: take "global" (if the method has such a model), "personal" or "local", whatever the comparison says.
         allow_import: whether a network or a method of one's own may be imported.
 
     Attributes:
@@ -97,7 +97,7 @@ class PersonalRegressor(RegressorMixin, SiteEstimator):  # type: ignore[misc]
     Args:
         bundle: the folder.
         client: whose model, where the bundle has several.
-        ships: take "global", "personal" or "local", whatever the comparison says.
+        ships: take "global" (if the method has such a model), "personal" or "local", whatever the comparison says.
         allow_import: whether a network or a method of one's own may be imported.
 
     Attributes:
@@ -183,7 +183,7 @@ class PersonalMultilabelClassifier(ClassifierMixin, SiteEstimator):  # type: ign
     Args:
         bundle: the folder.
         client: whose model, where the bundle has several.
-        ships: take "global", "personal" or "local", whatever the comparison says.
+        ships: take "global" (if the method has such a model), "personal" or "local", whatever the comparison says.
         allow_import: whether a network or a method of one's own may be imported.
 
     Attributes:

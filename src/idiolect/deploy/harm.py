@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from typing import Literal, NamedTuple
 
 import numpy as np
@@ -18,6 +18,7 @@ from idiolect.core.errors import InputError, RunError
 
 Name = Literal["global", "personal", "local"]
 Ships = Literal["global", "personal", "local", "blend"]
+Against = Literal["global", "local"]
 Fit = Callable[[Tensor], Callable[[Tensor], Tensor]]
 """From the numbers of training samples to a function from numbers of other samples to what the model predicts of them:
 log-probabilities (N, C), or scaled numbers (N, D), or log-probabilities without and with each label (N, L, 2)."""
@@ -34,10 +35,16 @@ LEAST = 0.02
 UNSURE = 0.15
 """How much of the uniform distribution each model's probabilities get, so that no model can rule out a class alone."""
 _Z = 1.959964  # of a 95 % interval
+_LONELY = {
+    False: f"the method has no global model, and a local one needs {FEW_FOR_LOCAL} samples to train on",
+    True: "the method has no global model, and what the local one predicts is not a number",
+}
+"""Why a model is compared with none, by whether there was a local one."""
 
 
 class Difference(NamedTuple):
-    """A model's accuracy, mean squared error or (of labels) log loss, less the global one's, and its 95 % interval."""
+    """A model's accuracy, mean squared error or (of labels) log loss, less that of ``Choice.against``, and its 95 %
+    interval."""
 
     mean: float
     low: float
@@ -56,6 +63,8 @@ class Choice(NamedTuple):
     difference: dict[Ships, Difference]
     settled: int | None
     """About how many samples would tell the best two of the models apart; None where these are enough."""
+    against: Against | None
+    """The model that the others are compared with; None of a single model that is neither."""
 
 
 class Judge(NamedTuple):
@@ -72,7 +81,7 @@ class Judge(NamedTuple):
     paired: Callable[[Tensor, Tensor, Tensor | None], Difference]
     """The difference of two models, from their merits and the samples' groups."""
     says: Callable[[Difference], str]
-    """The difference to the global model, as the end of a sentence."""
+    """The difference to another model, as the end of a sentence."""
     shows: Callable[[float], str]
     """The mean merit of a model, as its score."""
     best: str
@@ -93,7 +102,8 @@ def compare(
     weights that the other folds give. A model that diverges is left out.
 
     Args:
-        fits: how each model is made; "global" must be among them.
+        fits: how each model is made. The others are compared with the global one, or, where there is none, with the
+            local one.
         y_N: the labels, or scaled numbers (N, D).
         key: of the division into folds: 10 for fewer than 200 samples, else 5.
         group_N: which samples belong together; a group is in one fold, and intervals allow for it.
@@ -101,7 +111,7 @@ def compare(
 
     Raises:
         InputError: all samples are of one group.
-        RunError: what the global model predicts is not a number.
+        RunError: what the global model predicts is not a number, or without one what all models predict.
 
     Source: Wolpert, Stacked Generalization, Neural Networks 1992; Hinton, Products of Experts, ICANN 1999. The numbers
     were chosen on simulated joins with seed 0 of ``benchmarks/do_no_harm.py`` and measured on others.
@@ -116,14 +126,14 @@ def choice_of(
     """As ``compare``, of models that were all made without these samples.
 
     Args:
-        outputs: each model's log-probabilities (N, C), or scaled numbers (N, D); "global" must be among them.
+        outputs: each model's log-probabilities (N, C), or scaled numbers (N, D).
         y_N: see ``compare``.
         key: of the division into folds, by which the weights are measured.
         group_N: see ``compare``.
         judge: see ``compare``.
 
     Raises:
-        RunError: what the global model predicts is not a number.
+        RunError: see ``compare``.
     """
     return _choice_of(outputs, y_N, _fold_numbers(y_N, key, group_N), group_N, judge)
 
@@ -137,22 +147,34 @@ def _choice_of(
     models: Mapping[Name, Tensor], y_N: Tensor, fold_N: Tensor, group_N: Tensor | None, judge: Judge | None
 ) -> Choice:
     judge = judge or OF_CLASSES
-    models = {
+    finite = {
         name: p for name, p in models.items() if not p.isnan().any() and bool(judge.merit(p, y_N).isfinite().all())
     }
-    if "global" not in models:
-        raise RunError(
-            f"the global model's {judge.predictions} of these samples are not numbers: check the columns' units"
-        )
+    if not finite or ("global" in models and "global" not in finite):
+        whose = "the global model's" if "global" in models else "all models'"
+        raise RunError(f"{whose} {judge.predictions} of these samples are not numbers: check the columns' units")
+    against, has_local = baseline(finite), "local" in models
+    models = finite
     weight = judge.weights(models, y_N)
     outputs: dict[Ships, Tensor] = dict(models.items())
-    outputs["blend"] = _nested(models, y_N, fold_N, judge)
+    if against is not None:
+        outputs["blend"] = _nested(models, y_N, fold_N, judge)
     merit = {name: judge.merit(p, y_N) for name, p in outputs.items()}
-    difference: dict[Ships, Difference] = {
-        name: judge.paired(m, merit["global"], group_N) for name, m in merit.items() if name != "global"
-    }
-    why = _why(weight, difference["blend"], len(y_N), judge, {name: float(m.mean()) for name, m in merit.items()})
-    return Choice(weight, why, outputs, difference, _settled(models, merit))
+    difference: dict[Ships, Difference] = {}
+    if against is None:
+        [(name, merit_N)] = merit.items()
+        scores = judge.shows(float(merit_N.mean()))
+        why = f"it is the {name} model alone ({scores}), compared with no other: {_LONELY[has_local]}"
+    else:
+        difference = {name: judge.paired(m, merit[against], group_N) for name, m in merit.items() if name != against}
+        means = {name: float(m.mean()) for name, m in merit.items()}
+        why = _why(weight, difference["blend"], against, len(y_N), judge, means)
+    return Choice(weight, why, outputs, difference, _settled(models, merit), against)
+
+
+def baseline(names: Iterable[Name]) -> Against | None:
+    """What a site has without a model of its own by the method: the global model, or else what it can do alone."""
+    return "global" if "global" in names else "local" if "local" in names else None
 
 
 def fold_numbers(y_N: Tensor, folds: int, key: Tensor, group_N: Tensor | None = None) -> Tensor:
@@ -203,7 +225,7 @@ def weights(logp: Mapping[Name, Tensor], y_N: Tensor, worth: float = 1.0) -> dic
     large = {name: w for name, w in zip(names, best_M.tolist(), strict=True) if w >= LEAST}
     if len(large) > 1:
         return large
-    return {next(iter(large), "global"): 1.0}
+    return {next(iter(large), baseline(names) or names[0]): 1.0}
 
 
 def is_right(logp_NC: Tensor, y_N: Tensor) -> Tensor:
@@ -259,7 +281,7 @@ def _out_of_fold(fit: Fit, fold_N: Tensor) -> Tensor:
 
 
 def _nested(models: Mapping[Name, Tensor], y_N: Tensor, fold_N: Tensor, judge: Judge) -> Tensor:
-    output_NC = torch.empty_like(models["global"])
+    output_NC = torch.empty_like(next(iter(models.values())))
     for fold in range(int(fold_N.max()) + 1):
         inside_N = fold_N == fold
         weight = judge.weights({name: p[~inside_N] for name, p in models.items()}, y_N[~inside_N])
@@ -273,8 +295,9 @@ def shares_of(weight: Mapping[Name, float]) -> list[tuple[Name, float]]:
 
 
 def _why(
-    weight: Mapping[Name, float], against: Difference, count: int, judge: Judge, merit: Mapping[Ships, float]
-) -> str:
+    weight: Mapping[Name, float], difference: Difference, against: Against, count: int, judge: Judge,
+    merit: Mapping[Ships, float],
+) -> str:  # fmt: skip
     shares = " and ".join(f"{100 * w:.0f}% {name}" for name, w in shares_of(weight))
     what = f"it is the {next(iter(weight))} model alone"
     if len(weight) > 1:
@@ -283,10 +306,14 @@ def _why(
             f"it is {shares}, because with these weights the models together {judge.best} samples that they were made "
             f"without ({judge.shows(merit['blend'])}; alone: {scores})"
         )
-    if set(weight) == {"global"}:
+    if set(weight) == {against}:
         return f"{what}, because no other model predicts the {count} samples better"
-    few = f"; {count} samples are too few to tell whether that is a gain" if against.low <= 0 <= against.high else ""
-    return f"{what}; against the global model its {judge.says(against)}{few}"
+    few = (
+        f"; {count} samples are too few to tell whether that is a gain"
+        if difference.low <= 0 <= difference.high
+        else ""
+    )
+    return f"{what}; against the {against} model its {judge.says(difference)}{few}"
 
 
 def _says(against: Difference) -> str:

@@ -1,4 +1,4 @@
-"""Joining: a site that did not train gets its own model, compared with the global one before it ships."""
+"""Joining: a site that did not train gets its own model, compared with others before it ships."""
 
 from __future__ import annotations
 
@@ -15,7 +15,9 @@ from idiolect.core.errors import InputError, blame
 from idiolect.core.method import Data
 from idiolect.core.tree import Tree
 from idiolect.deploy import card, harm, harm_of_labels, labels, numbers, reference
-from idiolect.deploy.bundle import Bundle, Personal, log_probabilities, per_sample, write
+from idiolect.deploy.about_file import with_memory
+from idiolect.deploy.bundle import Bundle, Personal, log_probabilities, write
+from idiolect.deploy.global_model import NO_GLOBAL
 from idiolect.deploy.groups import scores_of
 from idiolect.deploy.on_features import on_features
 from idiolect.deploy.samples import Samples
@@ -28,8 +30,8 @@ class Candidates(NamedTuple):
     """A site's models, and what their comparison found."""
 
     clients: dict[harm.Name, Tree]
-    """The client's state with the global and the personal model, and with the local one where there are enough
-    samples."""
+    """The client's state with the global model, if there is one, the personal model, and with the local one where
+    there are enough samples."""
     choice: harm.Choice
 
     def client(self, weights: Mapping[harm.Name, float]) -> Tree:
@@ -61,8 +63,8 @@ def candidates_of(bundle: Bundle, samples: Samples, *, client: int | None = None
         raise InputError(f"{count} sample compares no models: give two or more")
     learnt_N = y_N if y_N.ndim == 1 else y_N.to(torch.get_default_dtype())
     down, key = bundle.model().down, bundle.key(client=client)
-    names: list[harm.Name] = ["global", "personal", "local"]
-    names = names if count >= harm.FEW_FOR_LOCAL else names[:2]
+    names: list[harm.Name] = ["global"] if bundle.has_global else []
+    names += ["personal", "local"] if count >= harm.FEW_FOR_LOCAL else ["personal"]
 
     def client_of(name: harm.Name, row_N: Tensor) -> Tree:
         """The client's state from some of the samples, with the draws that the simulator makes.
@@ -138,8 +140,7 @@ def ship(
         "kind": "models", "models": (name,), "key": key, "site": site, "files": {},
         "thresholds": labels.site_thresholds(bundle.about, candidates.choice.outputs[site.ships], samples.y_N),
     })  # fmt: skip
-    if about.revealed and per_sample(candidates.client(weights), len(samples.y_N)):
-        about = about.model_copy(update={"revealed": about.revealed.model_copy(update={"per_sample": True})})
+    about = with_memory(about, candidates.client(weights), len(samples.y_N))
     down = bundle.model().down
     text = page_of_numbers.text if about.targets else page_of_labels.text if about.labels else page.text
     more: dict[str, str | bytes] = {"report.html": text(about, candidates.choice, samples.y_N)}
@@ -155,10 +156,12 @@ def shipping_weights(candidates: Candidates, ships: harm.Name | None) -> dict[ha
     """The weights of what ships: those of the comparison, or one model alone where it is asked for.
 
     Raises:
-        InputError: there are too few samples for this model.
+        InputError: there is no such model, or there are too few samples for it.
     """
     if ships is None:
         return candidates.choice.weights
+    if ships == "global" and ships not in candidates.clients:
+        raise InputError(f"{NO_GLOBAL}: take personal or local, or leave out ships")
     if ships not in candidates.clients:
         raise InputError(
             f"a local model needs {harm.FEW_FOR_LOCAL} samples or more: give {harm.FEW_FOR_LOCAL}, or leave out ships"
@@ -176,7 +179,7 @@ def site_of(about: About, candidates: Candidates, samples: Samples, weights: Map
         for name, output in choice.outputs.items()
     }
     site = Site(
-        ships=ships, weights=dict(weights), samples=len(y_N), compared=rows,
+        ships=ships, weights=dict(weights), samples=len(y_N), compared=rows, against=choice.against,
         why=f"it was asked for; by the comparison {choice.why}" if override else choice.why,
     )  # fmt: skip
     output = choice.outputs[ships]

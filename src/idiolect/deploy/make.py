@@ -20,6 +20,7 @@ from idiolect.core.tree import Tree
 from idiolect.data import Encoding, FederatedData
 from idiolect.data.federated import RawSamples
 from idiolect.deploy import bundle, card, code
+from idiolect.deploy.about_file import with_memory
 from idiolect.deploy.numbers import targets_of
 from idiolect.deploy.provenance import participants_of, provenance_of, run_thresholds, say_validation
 from idiolect.deploy.refusals import check_task
@@ -176,16 +177,17 @@ def about_of(
 
 
 def with_messages(about: About, federation: FederatedData) -> About:
-    """The same, and which messages made the models, which takes a round of the method on synthetic samples."""
+    """The same, and which messages made the models, which takes a round of the method on synthetic samples.
+
+    Where these make no global model, new clients have no score of what they received: it is that of an initial network.
+    """
     revealed = _revealed(about.network.model, about.method, about.training.personal, federation)
-    return about.model_copy(update={"revealed": revealed})
-
-
-def with_memory(about: About, client: Tree, samples: int) -> About:
-    """The same, and that a client's state holds numbers for each of its training samples, if it does."""
-    if about.revealed is None or not bundle.per_sample(client, samples):
+    has_global = bundle.Bundle(Path(), about, "").has_global
+    about = about.model_copy(update={"revealed": revealed, "global_model": has_global})
+    if has_global or about.evaluation is None:
         return about
-    return about.model_copy(update={"revealed": about.revealed.model_copy(update={"per_sample": True})})
+    clients = tuple(c.model_copy(update={"received": None}) if c.new else c for c in about.evaluation.clients)
+    return about.model_copy(update={"evaluation": about.evaluation.model_copy(update={"clients": clients})})
 
 
 def inputs_of(federation: FederatedData) -> Inputs:

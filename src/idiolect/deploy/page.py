@@ -11,6 +11,7 @@ import torch
 from torch import Tensor
 
 from idiolect.deploy.card import participants
+from idiolect.deploy.global_model import NO_GLOBAL
 from idiolect.deploy.harm import Choice, Ships, shares_of
 from idiolect.deploy.schema import About
 from idiolect.report.figures.figure import Figure
@@ -38,7 +39,7 @@ def text(about: About, choice: Choice, y_N: Tensor) -> str:
         {"site-calibration": figure.spec | {"description": figure.title}},
         title=f"{about.method.title} at this site",
         facts=facts(about, ("Samples", f"{len(y_N)}, of {len(set(y_N.tolist()))} of {len(about.classes)} classes")),
-        why=about.site.why,
+        **reasons(about, choice),
         score="Accuracy, %",
         points=", points",
         blend="their probabilities multiplied (a product of experts)",
@@ -61,8 +62,15 @@ def facts(about: About, *samples: tuple[str, str]) -> list[tuple[str, str]]:
     return [("Model", shares), *samples, clients]
 
 
+def reasons(about: About, choice: Choice) -> dict[str, Any]:
+    """Why this model, what it is compared with, and what the global model is, if there is one."""
+    assert about.site is not None
+    received = "global: the model that the server sends" if "global" in choice.outputs else NO_GLOBAL
+    return {"why": about.site.why, "against": choice.against, "received": f"{received[0].upper()}{received[1:]}."}
+
+
 def compared(name: Ships, choice: Choice, change: Callable[[float], str]) -> dict[str, Any]:
-    """The cells of a model that compare it with the global one; ``change`` writes a difference."""
+    """The cells of a model that compare it with ``Choice.against``; ``change`` writes a difference."""
     difference = choice.difference.get(name)
     return {
         "difference": None if difference is None else difference.mean,

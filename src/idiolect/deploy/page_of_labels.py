@@ -14,7 +14,7 @@ from idiolect.core.objectives import number
 from idiolect.deploy import harm_of_labels
 from idiolect.deploy.harm import Choice, Ships
 from idiolect.deploy.labels import probabilities
-from idiolect.deploy.page import BINS, compared, facts, sureness
+from idiolect.deploy.page import BINS, compared, facts, reasons, sureness
 from idiolect.deploy.schema import About
 from idiolect.report.figures.figure import Figure
 from idiolect.report.page import render_page
@@ -38,7 +38,7 @@ def text(about: About, choice: Choice, y_NL: Tensor) -> str:
         facts=facts(
             about, ("Samples", f"{len(y_NL)}"), ("Labels", f"{len(about.labels)}, {y_NL.sum(1).mean():.2f} in a sample")
         ),
-        why=about.site.why,
+        **reasons(about, choice),
         score="Log loss",
         points="",
         blend="their probabilities multiplied (a product of experts), label by label",

@@ -12,7 +12,7 @@ from torch import Tensor
 from idiolect.core.objectives import OBJECTIVES, number
 from idiolect.deploy import numbers
 from idiolect.deploy.harm import Choice, Ships
-from idiolect.deploy.page import COLOURS, compared, facts
+from idiolect.deploy.page import COLOURS, compared, facts, reasons
 from idiolect.deploy.schema import About
 from idiolect.report.figures.figure import Figure
 from idiolect.report.figures.vega_lite import TICKS, amounts, inline_data, tooltip
@@ -34,7 +34,7 @@ def text(about: About, choice: Choice, y_ND: Tensor) -> str:
     assert about.site is not None
     y_ND = numbers.unscaled(y_ND, about.targets)
     values = {name: numbers.unscaled(output, about.targets) for name, output in choice.outputs.items()}
-    figure = _predicted(about, values, y_ND)
+    figure = _predicted(about, choice, values, y_ND)
     return render_page(
         "site.html",
         {"site-predicted": figure.spec | {"description": figure.title}},
@@ -44,7 +44,7 @@ def text(about: About, choice: Choice, y_ND: Tensor) -> str:
             ("Samples", f"{len(y_ND)}"),
             ("Predicts", ", ".join(target.name for target in about.targets[:_NUMBERS])),
         ),
-        why=about.site.why,
+        **reasons(about, choice),
         score=_SCORE.header,
         points="",
         blend="the weighted mean of their predictions",
@@ -105,10 +105,10 @@ def _intervals(about: About) -> list[dict[str, Any]]:
     return rows
 
 
-def _predicted(about: About, values: dict[Ships, Tensor], y_ND: Tensor) -> Figure:
-    """What the site's model and the global one predict, over the targets, of the first number."""
+def _predicted(about: About, choice: Choice, values: dict[Ships, Tensor], y_ND: Tensor) -> Figure:
+    """What the site's model and the one it is compared with predict, over the targets, of the first number."""
     assert about.site is not None
-    names = list(dict.fromkeys((about.site.ships, "global")))
+    names: list[Ships] = list(dict.fromkeys((about.site.ships, choice.against or about.site.ships)))
     step = math.ceil(len(y_ND) / _POINTS)
     data = pd.concat([
         pd.DataFrame({

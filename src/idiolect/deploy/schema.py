@@ -276,7 +276,9 @@ class Site(_Part):
         weights: the exponent of each model in a product of experts; of numbers, its weight in their mean.
         why: a sentence.
         samples: how many the site had.
-        compared: for each model its out-of-fold accuracy and log loss, or errors, and its difference to the global one.
+        compared: for each model its out-of-fold accuracy and log loss, or errors, and its difference to ``against``.
+        against: the model that the others are compared with: the global one, or the local one where there is no global
+            one; None where a model was compared with none.
         scores: for each of the site's samples the probability of the right class, by a model made without the sample;
             sorted.
         score_weights: of the scores, where samples belong to groups: 1 / ((G + 1) n) for one of n samples of one of G
@@ -291,6 +293,7 @@ class Site(_Part):
     why: str
     samples: _Count
     compared: dict[str, dict[str, _Finite | None]]
+    against: Literal["global", "local"] | None = "global"
     scores: tuple[Annotated[float, Field(ge=0, le=1.01)], ...] = ()
     score_weights: tuple[Annotated[float, Field(gt=0, le=1)], ...] = ()
     prior_shift: tuple[_Finite, ...] = ()
@@ -316,6 +319,8 @@ class About(_Part):
         labels: the names of those of which a sample can have several; () where classes or numbers are predicted.
         threshold: how it is chosen from which probability on a label, or the second of two classes, is predicted.
         thresholds: for each model those of the labels, or that of the second class; () for 1/2.
+        global_model: whether there is a global model, which means that what a client that has done nothing predicts
+            depends on what it receives; None where this is not said.
         models: the names of the personal models, in the order in which they are stored.
         files: SHA-256 of each other file of the folder.
     """
@@ -334,6 +339,7 @@ class About(_Part):
     training: TrainingPart
     inputs: Inputs
     key: KeyPart
+    global_model: bool | None = None
     models: tuple[str, ...] = ()
     evaluation: Evaluation | None = None
     revealed: Revealed | None = None

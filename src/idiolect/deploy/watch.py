@@ -88,6 +88,8 @@ class WatchResult(NamedTuple):
     errors: Means | None = None
     """Of numbers, the absolute errors of the site's model, where the new samples have targets."""
     intervals: dict[str, conformal.Quality] | None = None
+    network: str = "global model"
+    """What makes the representation, and the predictions that are tested."""
     """Of numbers with targets, how good the site's intervals at 90 % are for the new samples, by number."""
 
     @property
@@ -126,10 +128,11 @@ def watch(
 ) -> WatchResult:
     """Compare new samples with those that a site was made from.
 
-    Two tests. Features: distances to the nearest class Gaussian, in the representation of the global model, of new
-    samples and of the site's own, by a rank test. Labels: how often each class is the nearest one, by an exact test of
-    counts. Each half of the own samples is compared by Gaussians of the other half, and the smaller p counts twice. So
-    the level of both holds for every distribution. The new proportions are estimated from what the site's model names.
+    Two tests. Features: distances to the nearest class Gaussian, in the representation of the global model (of a method
+    without one, of the initial network), of new samples and of the site's own, by a rank test. Labels: how often each
+    class is the nearest one, by an exact test of counts. Each half of the own samples is compared by Gaussians of the
+    other half, and the smaller p counts twice. So the level of both holds for every distribution. The new proportions
+    are estimated from what the site's model names.
 
     Where numbers or labels are predicted, features are tested as those of one class, and in place of classes what the
     global model predicts: by the Kolmogorov-Smirnov test, the smallest p of the numbers times their count. With targets
@@ -182,6 +185,7 @@ def watch(
         raise InputError(f"{count} new samples are too few to tell whether something moved: give {LEAST} or more")
     features = _features(own, [torch.cat(distances) for distances in far])
     result = WatchResult(level, len(own.half_N), count, features, None, tuple(map(tuple, near_HP.tolist())))
+    result = result if bundle.has_global else result._replace(network="initial network")
     if classes:
         labels = _labels(own, near_HP, said_C[own.class_P], bundle.about.classes)
         return _judged(result._replace(labels=labels))
@@ -264,7 +268,7 @@ def sentences(result: WatchResult) -> list[str]:
     if (means := result.predictions) is not None:
         how = "moved" if means.moved else "did not move"
         lines.append(
-            f"The predictions of the global model {how} (p = {_p(means.p)}): {_before_and_now('mean', means)}."
+            f"The predictions of the {result.network} {how} (p = {_p(means.p)}): {_before_and_now('mean', means)}."
         )
     if (means := result.errors) is not None:
         how = "are larger than before" if means.moved else "are not larger than before"

@@ -22,9 +22,10 @@ from idiolect.federation.site.personal_model import SiteModel, fingerprint, lear
 def join(model: SiteModel, samples: SiteFiles, out: Path, *, ships: harm.Name | None = None) -> Bundle:
     """Compare a site's models on its test samples, and write what does best as a bundle, with a page.
 
-    The global model is what the server sent, with the state that the site kept in training; the personal one is that of
-    the state folder; the local one is trained on the site's training samples alone, if they are enough. The federation
-    has trained on the site's training samples, so only its test samples compare the three fairly.
+    The global model is what the server sent, with the state that the site kept in training, if there is a global model
+    (see ``idiolect.deploy.global_model``); the personal one is that of the state folder; the local one is trained on
+    the site's training samples alone, if they are enough. The federation has trained on the site's training samples, so
+    only its test samples compare the three fairly.
 
     Args:
         model: the site's.
@@ -56,7 +57,8 @@ def join(model: SiteModel, samples: SiteFiles, out: Path, *, ships: harm.Name | 
             return tree.copy(seen.methods[name].personalise(down, tree.copy(client), rows, seen.key()))
 
     with OneThread():
-        clients: dict[harm.Name, Tree] = {"global": client_of("global", seen.before), "personal": seen.model().client}
+        clients: dict[harm.Name, Tree] = {"global": client_of("global", seen.before)} if seen.has_global else {}
+        clients["personal"] = seen.model().client
         if len(ready.train_N) >= harm.FEW_FOR_LOCAL:
             clients["local"] = client_of("local", seen.fresh)
         x_N = ready.x_N[ready.test_N]

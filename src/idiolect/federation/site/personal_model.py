@@ -24,9 +24,10 @@ from idiolect.core.errors import InputError
 from idiolect.core.method import Down
 from idiolect.core.tree import Tree
 from idiolect.deploy import card, labels, reference
-from idiolect.deploy.bundle import Bundle, Personal, about_features, write
+from idiolect.deploy.about_file import about_features, with_memory
+from idiolect.deploy.bundle import Bundle, Personal, write
 from idiolect.deploy.groups import scores_of
-from idiolect.deploy.make import about_of, with_memory, with_messages
+from idiolect.deploy.make import about_of, with_messages
 from idiolect.deploy.numbers import errors_of, half_widths, scaled
 from idiolect.deploy.predict import number_table, prediction_table, threshold_of
 from idiolect.deploy.provenance import provenance_of
@@ -311,6 +312,7 @@ def _about(cell: SiteCell, round: int, p_NC: Tensor, y_N: Tensor, group_N: Tenso
         weights={"personal": 1.0},
         samples=len(y_N),
         compared={},
+        against=None,
         why=f"it is the personal model as {cell.site} trained it; {how} {len(y_N)} test samples"
         + " right" * (data.targets is None),
     )
