@@ -30,6 +30,7 @@ from idiolect.training import (
     Batch,
     Personal,
     batches,
+    joins_by_training,
     log_softmax_of,
     mean,
     require_classes,
@@ -188,18 +189,16 @@ def fedkd(
         low, _ = compressed(up.value.step, up.value.energy)  # [5]
         return (tree.add(server, low) if compress == "updates" else low), {}  # [5]
 
-    def personalise(down: Down, client: Personal, data: Data, key: Tensor) -> Personal:
-        def joins() -> Personal:
-            value = client.value if shared_model else client.value._replace(mentor=down.shared)
-            return local(down, client._replace(value=value), data, key)[0]
-
-        state: Personal = tree.when(client.trained, lambda: client, joins)
-        return state
+    def first_round(down: Down, client: Personal, data: Data, key: Tensor) -> tuple[Personal, Up, dict[str, Tensor]]:
+        value = client.value if shared_model else client.value._replace(mentor=down.shared)
+        return local(down, client._replace(value=value), data, key)
 
     def predict(down: Down, client: Personal, x_B: Tensor) -> Tensor:
         return log_softmax_of(task, client.value.mentor, x_B)  # [8]
 
-    return Method(common.init, init_client, send, local, reduce.mean(), aggregate, personalise, predict)  # [5]
+    return Method(
+        common.init, init_client, send, local, reduce.mean(), aggregate, joins_by_training(first_round), predict
+    )  # [5]
 
 
 def compressed(model: Model, energy: Tensor) -> tuple[Model, Tensor]:

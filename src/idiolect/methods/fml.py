@@ -17,6 +17,7 @@ from idiolect.training import (
     Personal,
     add,
     batches,
+    joins_by_training,
     log_softmax_of,
     mean,
     optimiser_state,
@@ -158,17 +159,21 @@ def fml(
         info = {"train_loss": trained_loss(own_seen), "shared_loss": trained_loss(shared_seen)}
         return trained(Own(w, state)), Up(tree.sub(m, down.shared), weight), info
 
-    def personalise(down: Down, client: Personal, data: Data, key: Tensor) -> Personal:
-        def joins() -> Personal:
-            value = client.value if shared_model else client.value._replace(model=down.shared)
-            return local(down, client._replace(value=value), data, key)[0]
-
-        state: Personal = tree.when(client.trained, lambda: client, joins)
-        return state
+    def first_round(down: Down, client: Personal, data: Data, key: Tensor) -> tuple[Personal, Up, dict[str, Tensor]]:
+        value = client.value if shared_model else client.value._replace(model=down.shared)
+        return local(down, client._replace(value=value), data, key)
 
     def predict(down: Down, client: Personal, x_B: Tensor) -> Tensor:
         return log_softmax_of(task, client.value.model, x_B)  # [4]
 
     return Method(
-        common.init, init_client, send, local, reduce.increment(), add, personalise, predict, own_start=start == "own"
+        common.init,
+        init_client,
+        send,
+        local,
+        reduce.increment(),
+        add,
+        joins_by_training(first_round),
+        predict,
+        own_start=start == "own",
     )  # [3]
