@@ -54,6 +54,25 @@ def test_the_numbers_are_those_of_a_simulation(files: Files, tmp_path: Path) -> 
     _same(found.records, rehearsed(whole, samples, tmp_path / "simulated").records)
 
 
+@pytest.mark.parametrize("weights", ["balanced", "effective:beta=0.9", "numbers:weights=1+3+2"])
+def test_weights_of_classes_are_those_of_all_sites(weights: str, files: Files, tmp_path: Path) -> None:
+    study(tmp_path, "fedavg_ft, 'fedavg_ft:class_weights=none'", rounds=2, class_weights=weights)
+    found = _run(tmp_path, Loop(workers(tmp_path / "states", files)))
+    whole = study_for(tmp_path / "study.yaml", "trial")
+    samples = {name: SiteFiles(file, target="label") for name, file in files.items()}
+    _same(found.records, rehearsed(whole, samples, tmp_path / "simulated").records)
+    losses = found.records.query("metric == 'loss'").groupby("method")["value"].mean()
+    assert losses.nunique() == 2
+
+
+def test_weights_of_other_classes_end_a_study_before_it_begins(files: Files, tmp_path: Path) -> None:
+    study(tmp_path, "fedavg, 'fedavg:class_weights=numbers(weights=1+3)'", rounds=1)
+    link = Loop(workers(tmp_path / "states", files))
+    with pytest.raises(InputError, match=r"weights=1\+3 has 2 numbers for 3 classes: give each its own"):
+        _run(tmp_path, link)
+    assert not (tmp_path / "run").exists()
+
+
 @pytest.mark.parametrize(
     ("methods", "noted"),
     [("fedbn", ["fedbn"]), ("fedavg, fedbn", ["fedbn"]), ("'fedbn:weighting=samples', scaffold", ["fedbn"]),

@@ -73,6 +73,7 @@ def link_of(folder: Path, clinics: dict[str, SiteFiles], **more: Any) -> Loop:
         ("fedavg, fedshrink", {}),
         ("fedrep, ditto", {"protocol": "{validation: 0.25, round: best_validation}"}),
         ("fedavg_ft", {"protocol": "{stage: personalised, also: [received, trained]}"}),
+        ("fedavg_ft, 'fedavg:class_weights=none'", {"class_weights": "balanced"}),
     ],
 )
 def test_the_numbers_are_those_of_a_simulation(methods: str, more: Any, clinics: Any, tmp_path: Path) -> None:
@@ -104,7 +105,11 @@ def test_sites_agree_on_all_their_labels(clinics: dict[str, SiteFiles]) -> None:
     assert agreement.labels == tuple(LABELS)
     data = agreement.federation("trial")
     assert (data.task, data.outputs, data.targets.names) == ("multilabel", 3, tuple(LABELS))
+    having_L = sum(visits(k)[LABELS].to_numpy()[one.train_N].sum(0) for k, one in enumerate(ready.values()))
+    count = sum(len(one.train_N) for one in ready.values())
+    np.testing.assert_array_equal(data.class_counts, np.stack([count - having_L, having_L], 1))
     own = alone(ready["south"], agreement, 1, "trial")
+    assert own.class_counts == data.class_counts
     np.testing.assert_array_equal(own.targets.scaled(), visits(1)[LABELS])
 
 

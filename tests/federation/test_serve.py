@@ -97,10 +97,6 @@ def test_messages_name_only_options_that_it_has(
         ({"partition": "my_module.halves"}, "partition is for a simulation"),
         ({"clients": 3}, "clients is for a simulation"),
         ({"protocol": {"validation": 0.2, "threshold": "f1"}}, "threshold=f1 is for a simulation as yet, and sites"),
-        (
-            {"class_weights": "balanced"},
-            "class_weights (of fedavg) need the counts of all sites' classes before training",
-        ),
     ],
 )
 def test_a_study_that_no_site_can_follow_ends_before_any_site_is_asked(

@@ -13,8 +13,11 @@ from sklearn.utils.class_weight import compute_class_weight
 import idiolect as idl
 from idiolect import data, methods
 from idiolect.core.errors import InputError
+from idiolect.core.method import Data
 from idiolect.core.objectives import cross_entropy
 from idiolect.data.datasets.dataset import Source
+from idiolect.deploy.bundle import Bundle, Personal, log_probabilities
+from idiolect.deploy.schema import About
 from idiolect.training.class_weights import WeightedLoss
 
 OWN_LOSS = {
@@ -107,10 +110,35 @@ def test_what_has_no_classes_takes_none() -> None:
             own.task_of(own.federation())
 
 
-def test_a_bundle_for_new_clients_is_refused(tmp_path: Path) -> None:
-    result = idl.run(study("fedavg_ft", class_weights="balanced"), tmp_path / "run", engine="sequential")
-    with pytest.raises(InputError, match="weighs classes in its loss, and the training of a new client from a bundle"):
-        result.bundle("fedavg_ft", tmp_path / "join")
-    assert not (tmp_path / "join").exists()
-    result.bundle("fedavg_ft", tmp_path / "models", client="all")
-    assert (tmp_path / "models" / "bundle.json").exists()
+@pytest.mark.parametrize("weights", ["balanced", "numbers:weights=1+7"])
+def test_a_site_that_joins_trains_with_them(weights: str, tmp_path: Path) -> None:
+    """Its weights are those of the clients that trained, and it is the simulator's new client."""
+    one = study("fedavg_ft", "fedavg_ft:class_weights=none", class_weights=weights, new_clients=1)
+    result = idl.run(one, tmp_path / "run", engine="sequential")
+    federation, new = one.federation(), 2
+    y_N = federation.y_R[torch.cat([*federation.train[:new]])].numpy()
+    rows = federation.train[new]
+    data_of_site = Data(federation.x_R, federation.y_R, rows, torch.ones(len(rows)))
+    test = federation.test[new]
+    losses = {}
+    for use in one.methods:
+        bundle = result.bundle(use.label, tmp_path / use.label)
+        client = bundle.method.personalise(bundle.model().down, bundle.fresh, data_of_site, bundle.key())
+        logp = log_probabilities(Personal(bundle.model().down, client), bundle.method, federation.x_R[test])
+        losses[use.label] = float(torch.nn.functional.nll_loss(logp, federation.y_R[test]))
+        r = result.records
+        r = r[(r["method"] == use.label) & (r["stage"] == "new") & (r["metric"] == "loss")]
+        assert losses[use.label] == pytest.approx(float(r["value"].iloc[-1]), abs=1e-6)
+    assert len(set(losses.values())) == 2
+    given = compute_class_weight("balanced", classes=np.array([0, 1]), y=y_N) if weights == "balanced" else [1, 7]
+    about = Bundle.read(tmp_path / "fedavg_ft").about
+    np.testing.assert_allclose(about.class_weights, [given])
+    assert Bundle.read(tmp_path / one.methods[1].label).about.class_weights == ()
+
+
+@pytest.mark.parametrize("rows", [[[1.0, 2.0, 3.0]], [[1.0]], [[1.0, 2.0], [1.0, 2.0]]])
+def test_a_bundle_with_weights_for_other_classes_is_refused(rows: object, tmp_path: Path) -> None:
+    one = study("fedavg", rounds=1, evaluate_every=1, class_weights="balanced")
+    about = idl.run(one, tmp_path / "run", engine="sequential").bundle("fedavg", tmp_path / "b").about
+    with pytest.raises(ValueError, match="class_weights are not one for each class, or two for each label"):
+        About.model_validate(about.model_dump() | {"class_weights": rows})

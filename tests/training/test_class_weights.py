@@ -10,8 +10,9 @@ import torch
 from sklearn.utils.class_weight import compute_class_weight
 
 from idiolect.core.errors import InputError
+from idiolect.core.objectives import OBJECTIVES
 from idiolect.core.option_spec import Spec
-from idiolect.training.class_weights import WeightedLabelLoss, WeightedLoss, class_weights_of, weighted_loss
+from idiolect.training.class_weights import WeightedLabelLoss, WeightedLoss, class_weights_of, weighted, weights_of
 
 COUNTS = [(90, 10), (50, 50), (1, 999), (70, 20, 10), (5, 5, 5, 985)]
 
@@ -48,7 +49,8 @@ def test_a_class_without_samples_changes_nothing(text: str) -> None:
 def test_losses_are_torchs_weighted_ones(seed: int) -> None:
     draw = torch.Generator().manual_seed(seed)
     logit_BC, y_B = torch.randn(9, 3, generator=draw), torch.randint(3, (9,), generator=draw)
-    loss = weighted_loss(class_weights_of(Spec.parse("numbers:weights=1+0.5+4")), np.array([[5, 5, 5]]), labels=False)
+    how = class_weights_of(Spec.parse("numbers:weights=1+0.5+4"))
+    loss = weighted(OBJECTIVES["classification"], weights_of(how, [[5, 5, 5]])).loss
     want = torch.nn.functional.cross_entropy(logit_BC, y_B, weight=torch.tensor([1, 0.5, 4]), reduction="none")
     torch.testing.assert_close(loss(logit_BC, y_B), want)
     assert pickle.loads(pickle.dumps(loss)) == loss == WeightedLoss((1.0, 0.5, 4.0))
@@ -58,8 +60,8 @@ def test_losses_are_torchs_weighted_ones(seed: int) -> None:
 def test_losses_of_labels_are_torchs_weighted_ones(seed: int) -> None:
     draw = torch.Generator().manual_seed(seed)
     logit_BL, y_BL = torch.randn(9, 2, generator=draw), torch.randint(2, (9, 2), generator=draw).float()
-    count_LC = np.array([[90, 10], [40, 60]])
-    loss = weighted_loss(class_weights_of(Spec.parse("balanced")), count_LC, labels=True)
+    how = class_weights_of(Spec.parse("balanced"))
+    loss = weighted(OBJECTIVES["multilabel"], weights_of(how, [[90, 10], [40, 60]])).loss
     assert isinstance(loss, WeightedLabelLoss)
     want_BL = torch.nn.functional.binary_cross_entropy_with_logits(
         logit_BL, y_BL, pos_weight=torch.tensor([9.0, 40 / 60]), reduction="none"
@@ -83,3 +85,9 @@ def test_losses_of_labels_are_torchs_weighted_ones(seed: int) -> None:
 def test_what_is_no_weight(text: str, said: str) -> None:
     with pytest.raises(InputError, match=said):
         class_weights_of(Spec.parse(text)).of(np.array([1, 2, 3]))
+
+
+@pytest.mark.parametrize("task", ["classification", "multilabel", "regression"])
+def test_without_weights_the_loss_is_as_it_was(task: str) -> None:
+    assert weights_of(class_weights_of(Spec.parse("none")), [[3, 4]]) == ()
+    assert weighted(OBJECTIVES[task], ()) is OBJECTIVES[task]

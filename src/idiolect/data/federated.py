@@ -92,6 +92,7 @@ class FederatedData:
         raw: where the samples are features of a frozen backbone, what it made them of; else None.
         targets: the targets where they are numbers, with the mean and standard deviation of training samples, or
             several labels; else None. ``y_R`` is all 0 then, and ``classes`` is 1.
+        counted: ``class_counts``, where they are known without the samples; else ().
     """
 
     name: str
@@ -117,6 +118,7 @@ class FederatedData:
     targets: Targets | None = None
     group_R: Tensor | None = None
     blocks: Blocks | None = None
+    counted: tuple[tuple[int, ...], ...] = ()
 
     def __post_init__(self) -> None:
         for name in ("train", "test", "validation"):
@@ -188,6 +190,17 @@ class FederatedData:
     def target_R(self) -> Tensor:
         """What methods learn: labels (R,), int64, or scaled numbers (R, D), float32."""
         return self.y_R if self.targets is None else self.targets.scaled()
+
+    @property
+    def class_counts(self) -> tuple[tuple[int, ...], ...]:
+        """Training samples of each class over the clients that train, (1, C); without and with each label, (L, 2)."""
+        if self.counted:
+            return self.counted
+        rows = torch.cat([*self.train[: self.trained]])
+        if self.targets is None:
+            return (tuple(torch.bincount(self.y_R[rows], minlength=self.classes).tolist()),)
+        having_L = self.targets.value_RD[rows].sum(0).long().tolist()
+        return tuple((len(rows) - having, having) for having in having_L)
 
     @property
     def inputs(self) -> Inputs:

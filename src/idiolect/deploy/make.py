@@ -16,6 +16,7 @@ from idiolect.core import files, tree
 from idiolect.core.errors import InputError, RunError, nearest, option
 from idiolect.core.inputs import Input
 from idiolect.core.method import Down, Method
+from idiolect.core.option_spec import Spec
 from idiolect.core.tree import Tree
 from idiolect.data import Encoding, FederatedData
 from idiolect.data.federated import RawSamples
@@ -23,7 +24,6 @@ from idiolect.deploy import bundle, card, code
 from idiolect.deploy.about_file import with_memory
 from idiolect.deploy.numbers import targets_of
 from idiolect.deploy.provenance import participants_of, provenance_of, run_thresholds, say_validation
-from idiolect.deploy.refusals import check_task
 from idiolect.deploy.schema import (
     About,
     ClientPart,
@@ -48,6 +48,7 @@ from idiolect.runs.folder import CHECKPOINT_FILE, cell_folder, client_states
 from idiolect.simulation import Job, State, begin
 from idiolect.simulation.client_runner import ClientRunner, EvaluationResult, Phase
 from idiolect.simulation.rounds import first_state
+from idiolect.training.class_weights import class_weights_of, weights_of
 from idiolect.training.preprocessing import Preprocessing
 
 log = logging.getLogger(__name__)
@@ -102,7 +103,6 @@ def make(
             f"the personal models of {run} stay at its sites: leave out {option('client')} for what a new client gets; "
             "a site uses its own model from its state folder"
         )
-    check_task(run, study, client)
     records = reader.read(run)
     say_validation(federation)
     code.check_run(run, records.manifest, job.name, method["name"], str(study["model"]))
@@ -157,6 +157,7 @@ def about_of(
     network = models.choose(str(study["model"]), federation.inputs)
     form = federation.inputs if federation.raw is None else federation.raw.form
     frozen = models.build(network, form, federation.outputs).frozen_digest
+    way = Spec.model_validate(study.get("class_weights") or {"name": "none"})
     moments = federation.raw and FeaturesPart.model_validate({"mean": federation.mean, "std": federation.std})
     return About(
         kind=kind,
@@ -166,6 +167,7 @@ def about_of(
         targets=targets_of(federation.targets),
         labels=federation.targets.names if federation.targets and federation.task == "multilabel" else (),
         threshold=(study.get("protocol") or {}).get("threshold", "half"),
+        class_weights=weights_of(class_weights_of(way), federation.class_counts),
         clients=federation.trained,
         training=TrainingPart.model_validate({k: study[k] for k in TrainingPart.model_fields}),
         inputs=inputs,

@@ -16,6 +16,7 @@ from idiolect.core.schedules import schedule_of
 from idiolect.data.datasets.dataset import Encoding
 from idiolect.data.text.tokens import Tokens, tokens_of
 from idiolect.deploy.limits import COUNT
+from idiolect.training.class_weights import weighted
 
 VERSION = 1
 Kind = Literal["images", "table", "texts", "windows", "numbers"]
@@ -318,6 +319,8 @@ class About(_Part):
         targets: the numbers that are predicted; () where classes are.
         labels: the names of those of which a sample can have several; () where classes or numbers are predicted.
         threshold: how it is chosen from which probability on a label, or the second of two classes, is predicted.
+        class_weights: what training samples weigh in the loss by class (1, C), or without and with each label (L, 2);
+            () where all weigh 1.
         thresholds: for each model those of the labels, or that of the second class; () for 1/2.
         global_model: whether there is a global model, which means that what a client that has done nothing predicts
             depends on what it receives; None where this is not said.
@@ -334,6 +337,7 @@ class About(_Part):
     targets: tuple[TargetPart, ...] = Field(default=(), max_length=100_000)
     labels: tuple[_Name, ...] = Field(default=(), max_length=100_000)
     threshold: Threshold = "half"
+    class_weights: tuple[tuple[_Size, ...], ...] = ()
     thresholds: tuple[tuple[Annotated[float, Field(ge=0, le=1)], ...], ...] = ()
     clients: _Count
     training: TrainingPart
@@ -355,7 +359,7 @@ class About(_Part):
     @property
     def objective(self) -> Objective:
         """The loss, what predictions are, and the score."""
-        return OBJECTIVES[self.task]
+        return weighted(OBJECTIVES[self.task], self.class_weights)
 
     @property
     def outputs(self) -> int:
@@ -369,6 +373,9 @@ class About(_Part):
         names = [target.name for target in self.targets] or self.labels
         if len(set(names)) < len(names):
             raise ValueError("targets or labels: a name occurs twice")
+        lengths = [len(self.classes)] if self.classes else [2] * len(self.labels)
+        if self.class_weights and [len(row) for row in self.class_weights] != lengths:
+            raise ValueError("class_weights are not one for each class, or two for each label")
         if self.site and self.site.errors and len(self.site.errors) != len(names):
             raise ValueError("site.errors does not have one for each number of the target, or label")
         return self

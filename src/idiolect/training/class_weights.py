@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Annotated, Any
 
@@ -14,7 +14,7 @@ from torch import Tensor
 
 from idiolect.core import option_spec, tree
 from idiolect.core.errors import InputError
-from idiolect.core.objectives import cross_entropy
+from idiolect.core.objectives import OBJECTIVES, Objective, cross_entropy
 from idiolect.core.option_spec import Spec
 
 # B batch, C classes, L labels
@@ -131,15 +131,26 @@ class WeightedLabelLoss:
         return (weight_BL * loss_BL).mean(-1)
 
 
-def weighted_loss(how: ClassWeights, count_LC: Counts, labels: bool) -> Callable[[Tensor, Any], Tensor]:
-    """The loss in which classes weigh as ``how`` says.
+def weights_of(how: ClassWeights, count_LC: Sequence[Sequence[int]]) -> tuple[tuple[float, ...], ...]:
+    """What samples weigh by class (1, C), or without and with each label (L, 2); () where all weigh 1.
 
     Args:
         how: the way.
         count_LC: training samples of each class, (1, C); of several labels, without and with each, (L, 2).
-        labels: whether a sample can have several labels.
+
+    Raises:
+        InputError: given weights are not one for each class.
     """
-    weight_LC = np.stack([how.of(count_C) for count_C in count_LC])
-    if labels:
-        return WeightedLabelLoss(tuple(weight_LC[:, 0].tolist()), tuple(weight_LC[:, 1].tolist()))
-    return WeightedLoss(tuple(weight_LC[0].tolist()))
+    if isinstance(how, Unweighted):
+        return ()
+    return tuple(tuple(how.of(np.array(count_C)).tolist()) for count_C in count_LC)
+
+
+def weighted(how: Objective, weight_LC: Sequence[Sequence[float]]) -> Objective:
+    """What is learnt of classes, or of several labels, with these weights (see ``weights_of``) in the loss."""
+    if not weight_LC:
+        return how
+    if how is OBJECTIVES["multilabel"]:
+        without, having = zip(*weight_LC, strict=True)
+        return how._replace(loss=WeightedLabelLoss(without, having))
+    return how._replace(loss=WeightedLoss(tuple(weight_LC[0])))

@@ -112,6 +112,8 @@ class Agreement(BaseModel):
     """The numbers that are predicted, or the labels; () where classes are."""
     several: bool = False
     """Whether the targets are labels, of which a sample can have several."""
+    counts: tuple[tuple[int, ...], ...] = ()
+    """``FederatedData.class_counts`` of the sites that agreed: sites that come later change no weight of a class."""
 
     @property
     def labels(self) -> tuple[str, ...]:
@@ -179,6 +181,7 @@ def data_of(
         encodings=inputs.columns, validation=validation if any(map(len, validation)) else (), sizes=inputs.ids or 0,
         tokens=None if inputs.tokens is None else inputs.tokens.tokens, channels=inputs.channels,
         targets=None if value_RD is None else targets.targets_of(agreement.targets, value_RD, labels=agreement.several),
+        counted=agreement.counts,
     )  # fmt: skip
     if (backbone := agreement.backbone) is None or (features := backbone.features) is None:
         return data
@@ -381,15 +384,14 @@ def agree(
         names=tuple(sums),
         targets=targets.parts_of(predicted, [*sums.values()], labels=labels),
         several=labels,
+        counts=targets.counts_of([*sums.values()], labels=labels),
     )
 
 
 def texts_of(inputs: Inputs, sums: Sequence[Sums]) -> tuple[int, ...]:
     """For each feature how many training samples of these sites have its text; 0 for numbers."""
     text = [column.kind == "text" for column in inputs.columns for _ in column.features]
-    return tuple(
-        int(sum(float(s.sum_F[k]) for s in sums)) if is_text else 0 for k, is_text in enumerate(text)
-    )  # fmt: skip
+    return tuple(int(sum(float(s.sum_F[k]) for s in sums)) if is_text else 0 for k, is_text in enumerate(text))
 
 
 def plain(offer: Offer) -> dict[str, Any]:

@@ -113,6 +113,15 @@ def parts_of(names: Sequence[str], sums: Sequence[Sums], *, labels: bool = False
     return tuple(parts)
 
 
+def counts_of(sums: Sequence[Sums], *, labels: bool = False) -> tuple[tuple[int, ...], ...]:
+    """Training samples of all sites by class (1, C); without and with each label, (L, 2)."""
+    count_C = torch.stack([one.train_C for one in sums]).sum(0)
+    if not labels:
+        return (tuple(count_C.tolist()),)
+    having_L = torch.stack([one.target_sum_D for one in sums]).sum(0).long().tolist()
+    return tuple((int(count_C.sum()) - having, having) for having in having_L)
+
+
 def targets_of(parts: Sequence[TargetPart], value_RD: Tensor, *, labels: bool = False) -> Targets | None:
     """Numbers with the agreed mean and standard deviation, or labels; None where there are classes."""
     if not parts:

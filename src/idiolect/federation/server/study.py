@@ -108,11 +108,6 @@ def study_for(path: Path, federation: str) -> SiteStudy:
                 check_frozen(study.of(use))
         except InputError as error:
             raise InputError(f"{path}: {error}") from None
-    if weighted := [use.label for use in study.methods if study.of(use).class_weights.name != "none"]:
-        raise InputError(
-            f"{path}: class_weights (of {weighted[0]}) need the counts of all sites' classes before training, which a "
-            "federation does not give to sites: leave class_weights out"
-        )
     if study.protocol.threshold != "half":
         raise InputError(
             f"{path}: protocol threshold={study.protocol.threshold} is for a simulation as yet, and sites predict the "
