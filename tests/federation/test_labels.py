@@ -74,6 +74,7 @@ def link_of(folder: Path, clinics: dict[str, SiteFiles], **more: Any) -> Loop:
         ("fedrep, ditto", {"protocol": "{validation: 0.25, round: best_validation}"}),
         ("fedavg_ft", {"protocol": "{stage: personalised, also: [received, trained]}"}),
         ("fedavg_ft, 'fedavg:class_weights=none'", {"class_weights": "balanced"}),
+        ("fedrep", {"protocol": "{validation: 0.4, threshold: f1, stage: personalised}"}),
     ],
 )
 def test_the_numbers_are_those_of_a_simulation(methods: str, more: Any, clinics: Any, tmp_path: Path) -> None:

@@ -96,7 +96,6 @@ def test_messages_name_only_options_that_it_has(
         ({"precision": "bf16"}, "precision bf16 is for a simulation, and sites train in float32"),
         ({"partition": "my_module.halves"}, "partition is for a simulation"),
         ({"clients": 3}, "clients is for a simulation"),
-        ({"protocol": {"validation": 0.2, "threshold": "f1"}}, "threshold=f1 is for a simulation as yet, and sites"),
     ],
 )
 def test_a_study_that_no_site_can_follow_ends_before_any_site_is_asked(

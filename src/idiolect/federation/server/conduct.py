@@ -26,6 +26,7 @@ from idiolect.federation.server.run import FILE as RUN
 from idiolect.federation.server.run import Joining, SiteRun, about, offer_of, offered
 from idiolect.federation.server.study import SiteStudy
 from idiolect.runs.store import renew
+from idiolect.simulation import thresholds
 from idiolect.studies import Result, class_weights, run
 from idiolect.studies.backbones import is_frozen, normalise_of
 from idiolect.studies.progress import Watcher
@@ -157,6 +158,7 @@ def _agreement(talk: Conversation, study: SiteStudy, terms: Terms, stop: Callabl
         predicted, several = common_names(by_site), next(iter(offers.values())).labels
         task: TaskName = "multilabel" if several else "regression" if predicted else "classification"
         check_samples(study, inputs.form, len(predicted or classes))
+        thresholds.check(study.protocol.threshold, task, len(predicted or classes))
         for use in study.methods:
             class_weights.check(study.of(use).class_weights, task, len(predicted or classes))
     except InputError as error:  # who can mend it is at a site

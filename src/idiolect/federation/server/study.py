@@ -108,11 +108,6 @@ def study_for(path: Path, federation: str) -> SiteStudy:
                 check_frozen(study.of(use))
         except InputError as error:
             raise InputError(f"{path}: {error}") from None
-    if study.protocol.threshold != "half":
-        raise InputError(
-            f"{path}: protocol threshold={study.protocol.threshold} is for a simulation as yet, and sites predict the "
-            "more probable class: leave threshold out"
-        )
     if study.precision != "float32":
         raise InputError(
             f"{path}: precision {study.precision} is for a simulation, and sites train in float32: leave precision out"

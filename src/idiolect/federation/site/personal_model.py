@@ -39,8 +39,9 @@ from idiolect.federation.data.samples import SiteSamples
 from idiolect.federation.messages import by_path, pack
 from idiolect.federation.site.features import SiteFeatures
 from idiolect.federation.site.personal_state import Vault
-from idiolect.simulation import label_measures
+from idiolect.simulation import label_measures, measures
 from idiolect.simulation.client_runner import EvaluationResult
+from idiolect.simulation.thresholds import HALF
 from idiolect.studies import Study
 from idiolect.studies.method_use import Use, title_of
 
@@ -122,7 +123,7 @@ class SiteModel(Bundle):
         Raises:
             InputError: the level is not between 0 and 1.
         """
-        p_NC, y_N = self._arrays["test/p_NC"], self._arrays["test/y_N"]
+        p_NC, y_N, at = self._arrays["test/p_NC"], self._arrays["test/y_N"], self.thresholds()
         if self.about.targets:
             half_D = None if level is None else half_widths(self.about, level)
             numbers = pd.DataFrame({t.name: y_N[:, d].numpy() for d, t in enumerate(self.about.targets)})
@@ -131,11 +132,11 @@ class SiteModel(Bundle):
             half_L = None if level is None else half_widths(self.about, level)
             truth = labels.joined(y_N.numpy() > 0, names)
             logp_NL2 = torch.stack([1 - p_NC, p_NC], -1).log()
-            return [labels.table(logp_NL2, self.about, (), half_L, {f"{labels.LABELS} of the data": truth})]
+            return [labels.table(logp_NL2, self.about, at, half_L, {f"{labels.LABELS} of the data": truth})]
         classes = self.about.classes
         threshold = None if level is None else threshold_of(self, level)
         truth = pd.DataFrame({"label": [classes[c] for c in y_N.tolist()]})
-        return [prediction_table(p_NC, classes, threshold, truth)]
+        return [prediction_table(p_NC, classes, threshold, truth, *at)]
 
     def unwatched(self, least: int) -> str:
         """Why it cannot be watched, which takes so many of the site's own test samples."""
@@ -209,7 +210,7 @@ def may_be_last(study: Study, round: int) -> bool:
 
 def keep(
     path: Path, vault: Vault, cell: SiteCell, belongs: Mapping[str, Any], round: int, before: Tree, model: Personal,
-    measures: EvaluationResult, samples: SiteSamples, mark: str,
+    outcome: EvaluationResult, samples: SiteSamples, mark: str,
 ) -> None:  # fmt: skip
     """Write a personal model that was just measured, and if it can be watched what that needs.
 
@@ -221,23 +222,25 @@ def keep(
         round: after which it is.
         before: the client's state before ``personalise``.
         model: what the client received for itself and for all, and its state after ``personalise``.
-        measures: of the model, with what it predicts.
+        outcome: of the model, with what it predicts.
         samples: the site's.
         mark: their fingerprint.
 
     Raises:
         RunError: the disk is full or the folder cannot be written.
     """
-    assert measures.p_NC is not None
+    assert outcome.p_NC is not None
     y_N = samples.truth_N[samples.test_N]
     arrays = by_path("down", model.down) | by_path("client", model.client) | by_path("before", before)
-    arrays |= {"test/p_NC": measures.p_NC, "test/y_N": y_N}
+    arrays |= {"test/p_NC": outcome.p_NC, "test/y_N": y_N}
     group_N = None if samples.group_N is None else samples.group_N[samples.test_N]
     arrays |= {} if group_N is None else {"test/group_N": group_N}
+    if at := [value for metric, value in (outcome.measures or {}).items() if metric.startswith("threshold")]:
+        arrays["test/threshold_L"] = torch.tensor(at, dtype=torch.float64)
     if may_be_last(cell.study, round) and len(y_N) >= reference.LEAST:
-        site = SiteModel(path.parent, _about(cell, round, measures.p_NC, y_N, group_N), "", cell, arrays)
+        site = SiteModel(path.parent, _about(cell, round, arrays), "", cell, arrays)
         own = Samples(samples.x_N[samples.test_N], learnt(y_N, cell.agreement), group_N)
-        arrays |= _watched(site, own, measures.p_NC.argmax(1))
+        arrays |= _watched(site, own, outcome.p_NC.argmax(1))
     vault.save(path, pack(dict(belongs) | {"round": round, "fingerprint": mark}, arrays))
 
 
@@ -265,11 +268,10 @@ def read(path: Path, vault: Vault, cell: SiteCell, belongs: Mapping[str, Any]) -
     message = vault.load(path, belongs, _FIX)
     try:
         round, mark = int(message.about["round"]), str(message.about["fingerprint"])
-        p_NC, y_N = message.arrays["test/p_NC"], message.arrays["test/y_N"]
+        about = _about(cell, round, message.arrays)
     except (KeyError, TypeError, ValueError) as error:
         raise InputError(f"{path} cannot be read ({type(error).__name__}): {_FIX}") from None
     files = {name.removeprefix("files/") for name in message.arrays if name.startswith("files/")}
-    about = _about(cell, round, p_NC, y_N, message.arrays.get("test/group_N"))
     digest = hashlib.sha256(path.read_bytes()).hexdigest()
     about = about.model_copy(update={"files": dict.fromkeys(sorted(files), digest)})
     about = with_messages(about, cell.agreement.federation(cell.study.name))
@@ -287,14 +289,20 @@ def fingerprint(samples: SiteSamples) -> str:
     return digest.hexdigest()
 
 
-def _about(cell: SiteCell, round: int, p_NC: Tensor, y_N: Tensor, group_N: Tensor | None) -> About:
+def _about(cell: SiteCell, round: int, arrays: Mapping[str, Tensor]) -> About:
+    p_NC, y_N = arrays["test/p_NC"], arrays["test/y_N"]
+    group_N, threshold_L = arrays.get("test/group_N"), arrays.get("test/threshold_L")
     study = cell.study.of(cell.use).model_dump(mode="json")
     data = cell.agreement.federation(cell.study.name)
     by, several = data.score, cell.agreement.labels
     if several:
-        score = label_measures.of_predictions(p_NC, y_N, several)["micro_f1"]
+        at = HALF if threshold_L is None else threshold_L
+        score = label_measures.of_predictions(p_NC, y_N, several, at)["micro_f1"]
+    elif data.targets:
+        score = float((p_NC - y_N).square().mean())
     else:
-        score = float(((p_NC - y_N).square() if data.targets else (p_NC.argmax(1) == y_N).double()).mean())
+        said_NC = p_NC if threshold_L is None else measures.at(float(threshold_L), p_NC)
+        score = float((said_NC.argmax(1) == y_N).double().mean())
     train, test = (sum(counts[cell.number]) for counts in (cell.agreement.train, cell.agreement.test))
     about = about_of(
         cell.study.job(cell.use, cell.seed, data), data, study,
@@ -306,6 +314,8 @@ def _about(cell: SiteCell, round: int, p_NC: Tensor, y_N: Tensor, group_N: Tenso
         ),
         provenance=provenance_of(data, study, {}),
     )  # fmt: skip
+    if threshold_L is not None:
+        about = about.model_copy(update={"thresholds": (tuple(threshold_L.tolist()),)})
     how = f"{by.name} {by.brief(score)} on" if data.targets else f"{100 * score:.1f}% of"
     site = Site(
         ships="personal",
