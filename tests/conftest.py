@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import gc
+import os
 from collections.abc import Generator
 from functools import cache
 from typing import Any
@@ -15,6 +16,8 @@ from numpy.typing import NDArray
 typer.main.get_command = cache(
     typer.main.get_command
 )  # it takes a tenth of a second, for each command that a test runs
+
+os.fsync = lambda fd: None  # only a machine that loses its power needs it, and a disk takes milliseconds
 
 LONGEST = ("fuzz/test_fuzz.py", "engines/test_ray.py", "contract/test_contract.py", "engines/test_vectorised.py",
            "federation/test_processes.py", "studies/test_interruptions.py", "deploy/test_every_method.py",

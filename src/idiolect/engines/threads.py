@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+import sys
+from functools import lru_cache
+
 import torch
-from threadpoolctl import threadpool_limits
+from threadpoolctl import ThreadpoolController
 
 
 class OneThread:
@@ -14,10 +17,16 @@ class OneThread:
     """
 
     def __enter__(self) -> OneThread:
-        self._torch, self._blas = torch.get_num_threads(), threadpool_limits(1, "blas")
+        self._torch, self._blas = torch.get_num_threads(), _libraries(len(sys.modules)).limit(limits=1, user_api="blas")
         torch.set_num_threads(1)
         return self
 
     def __exit__(self, *_: object) -> None:
         self._blas.restore_original_limits()
         torch.set_num_threads(self._torch)
+
+
+@lru_cache(maxsize=1)
+def _libraries(modules: int) -> ThreadpoolController:
+    """The libraries in this process, as of so many modules that are loaded: to look for them takes milliseconds."""
+    return ThreadpoolController()
