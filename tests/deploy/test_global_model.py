@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from functools import partial
 from pathlib import Path
+from typing import NamedTuple
 
 import numpy as np
 import pandas as pd
@@ -27,48 +28,76 @@ from idiolect.training import trial
 
 OWN_ALONE = [
     "apple", "ditto", "fd", "fedala", "fedamp", "fedas", "fedfomo", "fedkd", "fedmtl", "fedpcl", "fedphp", "fedproto",
-    "fml", "local", "pfedme", "pfedsim",
+    "fml", "local", "pfedme", "pfedsim", "pfl_da",
 ]  # fmt: skip
 """Methods whose equation of the prediction has only what the client keeps."""
+WITH_OWN = ["apfl", "fedah", "fedcp", "fedcr", "fedgh", "fedper", "fedrep", "fedtgp", "gpfl", "lg_fedavg"]
+"""Methods whose equation of the prediction has what the client received, and weights of its own that are drawn."""
 RECEIVED = [
-    "fedavg", "fedem", "feddbe", "fedgh", "fedlda", "fedpac", "fedper", "fedrod", "fedshrink", "fedtgp",
-    "hypcluster", "knnper", "lg_fedavg", "pfedfda", "pfedhn", "scaffold",
+    "ccvr", "cfl", "elastic", "fedadmm", "fedap", "fedavg", "fedavg_ft", "fedbabu", "fedbn", "fedcac", "fedcross",
+    "feddbe", "feddyn", "fedem", "fedgc", "fedgen", "fedlc", "fedlda", "fedntd", "fedpac", "fedprox", "fedrod",
+    "fedshrink", "fedsr", "floco", "flute", "hypcluster", "knnper", "moon", "perfedavg", "pfedfda", "pfedhn", "pfedla",
+    "scaffold",
 ]  # fmt: skip
-"""Methods whose prediction has something that the client received."""
+"""Methods whose equation of a newcomer's prediction has only what it received."""
 
 
 def parts(norm: type[nn.Module]) -> tuple[nn.Module, nn.Module]:
     return nn.Sequential(nn.Linear(6, 8), norm(8), nn.ReLU()), nn.Linear(8, 4)
 
 
-def has_global(name: str, *, buffers: str | None = None, norm: type[nn.Module] = nn.Identity, kept: str | None = None):
+class Found(NamedTuple):
+    changes: bool
+    is_random: bool
+
+
+def found(
+    name: str, *, buffers: str | None = None, norm: type[nn.Module] = nn.Identity, kept: str | None = None
+) -> Found:
     network = Network(partial(parts, norm), (6,), buffers)
     task = Task(network, 4, 3, Training(epochs=1, batch_size=4))
     method = methods.build(name, methods.settle(name, {}), task, personal=False, personal_weights=kept)
-    down = method.send(method.init_server(keys.start(0)), torch.tensor([3]))
+    sent = method.send(method.init_server(keys.start(0)), torch.tensor([3]))
+    down = Down(sent.shared, tree.rows(sent.own, 0))
     [data] = trial.samples(network.form, 4, 8)
-    return global_model.exists(method, Down(down.shared, tree.rows(down.own, 0)), first_state(method, 7, 3), data)
+    states = [first_state(method, seed, 3) for seed in (7, 8)]
+    return Found(
+        global_model.changes(method, down, states[0], data), global_model.is_random(method, down, states, data)
+    )
+
+
+def test_every_method_is_of_one_kind() -> None:
+    assert sorted([*OWN_ALONE, *WITH_OWN, *RECEIVED]) == sorted(methods.names())
 
 
 @pytest.mark.parametrize("name", OWN_ALONE)
 def test_what_is_received_does_not_change_what_a_newcomer_predicts(name: str) -> None:
-    assert not has_global(name)
+    assert not found(name).changes
+
+
+@pytest.mark.parametrize("name", WITH_OWN)
+def test_a_newcomer_predicts_in_part_with_weights_that_are_drawn(name: str) -> None:
+    assert found(name) == Found(True, True)
 
 
 @pytest.mark.parametrize("name", RECEIVED)
-def test_what_is_received_changes_what_a_newcomer_predicts(name: str) -> None:
-    assert has_global(name)
+def test_a_newcomer_predicts_with_what_it_received(name: str) -> None:
+    assert found(name) == Found(True, False)
 
 
-@pytest.mark.parametrize(("name", "there"), [("fedavg", True), ("fedper", True), ("ditto", False), ("local", False)])
+@pytest.mark.parametrize(
+    ("name", "kind"),
+    [("fedavg", Found(True, False)), ("fedper", Found(True, True)), ("ditto", Found(False, True))],
+)
 @pytest.mark.parametrize("buffers", ["frozen", "local", "aggregate"])
-def test_batch_normalisation_does_not_matter(name: str, there: bool, buffers: str) -> None:
-    assert has_global(name, buffers=buffers, norm=nn.BatchNorm1d) is there
+def test_batch_normalisation_does_not_matter(name: str, kind: Found, buffers: str) -> None:
+    assert found(name, buffers=buffers, norm=nn.BatchNorm1d) == kind
 
 
-@pytest.mark.parametrize(("kept", "there"), [("head", True), ("body", True), ("*.bias", True), ("body.0.*", True)])
-def test_weights_that_stay_at_clients_count(kept: str, there: bool) -> None:
-    assert has_global("fedavg", kept=kept) is there
+@pytest.mark.parametrize(("kept", "drawn"), [("head", True), ("body", True), ("*.bias", True), ("body.1.*", False)])
+def test_weights_that_stay_at_clients_count(kept: str, drawn: bool) -> None:
+    """Those of a normalisation begin with 1 and 0, whatever the seed."""
+    assert found("fedavg", kept=kept, norm=nn.BatchNorm1d, buffers="frozen") == Found(True, drawn)
 
 
 def fit(right: float):
@@ -127,7 +156,7 @@ def test_without_a_global_model_divergence_is_said() -> None:
         harm.compare({"global": nan, "personal": fit(0.8)}, Y_N, keys.key(0))
 
 
-COMPARED = ["ditto", "fedala", "local", "fedavg", "fedpac", "fedshrink"]
+COMPARED = ["ditto", "fedala", "fedper", "local", "fedavg", "fedpac", "fedshrink"]
 
 
 @pytest.fixture(scope="module")
@@ -148,7 +177,7 @@ def own(result: idl.Result, rows: int) -> Samples:
 
 @pytest.mark.parametrize("name", COMPARED)
 def test_a_site_of_each_kind(name: str, digits: idl.Result, tmp_path: Path) -> None:
-    has, bundle = name not in ("ditto", "fedala", "local"), digits.bundle(name, tmp_path / "b")
+    has, bundle = name not in ("ditto", "fedala", "fedper", "local"), digits.bundle(name, tmp_path / "b")
     assert (bundle.about.global_model, bundle.has_global) == (has, has)
     of_old = Bundle(bundle.folder, bundle.about.model_copy(update={"global_model": None}), bundle.digest)
     assert of_old.has_global is has
@@ -176,7 +205,7 @@ def test_a_site_of_each_kind(name: str, digits: idl.Result, tmp_path: Path) -> N
     np.testing.assert_allclose(model.predict_proba(samples.x_N.numpy()), wanted.double(), atol=1e-6)
 
 
-@pytest.mark.parametrize("name", ["ditto", "fedala", "local"])
+@pytest.mark.parametrize("name", ["ditto", "fedala", "fedper", "local"])
 def test_few_samples_have_the_personal_model_alone(name: str, digits: idl.Result, tmp_path: Path) -> None:
     bundle, samples = digits.bundle(name, tmp_path / "b"), own(digits, 30)
     found = candidates_of(bundle, samples)
@@ -218,10 +247,12 @@ def test_numbers_and_labels_are_compared_with_the_local_model(target: str, tmp_p
     names = target.split("+")
     frame = visits(120, 0)[["a", "b", "site", *names]]
     source = idl.data.from_frame(frame, target=target, client_column="site")
-    study = idl.Study(data=source, methods=["ditto", "fedavg"], rounds=1, batch_size=20, lr=0.05)
+    study = idl.Study(data=source, methods=["ditto", "fedper", "fedavg"], rounds=1, batch_size=20, lr=0.05)
     result = idl.run(study, tmp_path / "run", engine="sequential")
     mine = visits(60, 1)
-    for name, against in (("ditto", "local"), ("fedavg", "global")):
+    for name, against, network in (
+        ("ditto", "local", "initial"), ("fedper", "local", "received"), ("fedavg", "global", "global")
+    ):  # fmt: skip
         bundle = result.bundle(name, tmp_path / name)
         y = torch.tensor(mine[names].to_numpy(), dtype=torch.float64)
         targets = bundle.about.targets
@@ -233,8 +264,8 @@ def test_numbers_and_labels_are_compared_with_the_local_model(target: str, tmp_p
         assert f"Against {against}" in page
         assert reference.FILE in site.about.files
         said = " ".join(watch.sentences(watch.watch(site, samples.x_N + 0.1)))
-        network = "initial network" if name == "ditto" else "global model"
-        assert f"The predictions of the {network} " in said
+        model = "model" if network == "global" else "network"
+        assert f"The predictions of the {network} {model} " in said
         few = Samples(samples.x_N[:30], samples.y_N[:30])
         alone = join(bundle, few, tmp_path / f"{name} few").about.site
-        assert alone.against == (None if name == "ditto" else "global")
+        assert alone.against == (None if against == "local" else "global")

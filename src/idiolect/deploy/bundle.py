@@ -101,7 +101,7 @@ class Bundle:
         if about.network.frozen:
             assert self.task  # frozen weights are not in the bundle, but on this machine, whatever they take
         with limited(self.folder, size, about.method.options, FIX), blame(f"method {about.method.name}, on a sample"):
-            x_R, down, fresh = self._blank, self._down, self.fresh
+            x_R, down, fresh = self._blank, self.message, self.fresh
             if self.task.network.buffers != "local":  # which has no statistics before its samples have been seen
                 self.received.predict(down, fresh, x_R)
 
@@ -220,7 +220,7 @@ class Bundle:
         return first_state(self.method, self.about.key.seed, self.about.key.client)
 
     @cached_property
-    def _down(self) -> Down:
+    def message(self) -> Down:
         """A message of the form that the server sends; the numbers mean nothing."""
         # Of most methods of this library the form is the same for few clients, for which the server's state is small.
         count = self.about.clients
@@ -241,13 +241,13 @@ class Bundle:
         if self.about.network.features is not None:
             return self.on_features()._template  # which needs no backbone
         with blame(f"method {self.about.method.name}, on synthetic samples"):
-            down = self._down
+            down = self.message
             if self.about.kind == "join":
                 return Personal(down, ())
-            data = self._synthetic(2 * self.about.outputs)
+            data = self.synthetic(2 * self.about.outputs)
             return Personal(down, self.predicting.personalise(down, self.fresh, data, keys.key(0)))
 
-    def _synthetic(self, rows: int) -> Data:
+    def synthetic(self, rows: int) -> Data:
         """So many samples, as stored; the numbers mean nothing."""
         about, images = self.about, self.about.inputs.kind == "images"
         [data] = trial.samples(about.inputs.form, about.outputs, rows, images=images, task=about.task)
@@ -255,12 +255,12 @@ class Bundle:
 
     @cached_property
     def has_global(self) -> bool:
-        """Whether there is a global model; see ``global_model``. Bundles of before 2026-11-26 do not say it."""
+        """Whether there is a global model; see ``global_model.exists``. Bundles of before 2026-11-26 do not say it."""
         if self.about.global_model is not None:
             return self.about.global_model
         if self.about.network.features is not None:
             return self.on_features().has_global
-        return global_model.exists(self.received, self._down, self.fresh, self._synthetic(8))
+        return global_model.exists(self)
 
     def on_features(self) -> Bundle:
         """The same models behind a frozen backbone: their network takes its features, with the same weights."""

@@ -181,7 +181,7 @@ def about_of(
 def with_messages(about: About, federation: FederatedData) -> About:
     """The same, and which messages made the models, which takes a round of the method on synthetic samples.
 
-    Where these make no global model, new clients have no score of what they received: it is that of an initial network.
+    Where these make no global model, new clients have no score of what they received: all or a part of it is untrained.
     """
     revealed = _revealed(about.network.model, about.method, about.training.personal, federation)
     has_global = bundle.Bundle(Path(), about, "").has_global

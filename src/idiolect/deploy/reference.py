@@ -1,9 +1,9 @@
 """What a site keeps of its own samples to be watched: Gaussians of its classes, distances, and a confusion matrix.
 
-The representation is that of the global model, or of the initial network where a method has no global model. Both were
-made without the site's samples. So only the Gaussians depend on them. They are made twice, each time from one half, and
-the other half says how far from them the site's own samples are: a new sample and one of these are exchangeable, if
-nothing has changed.
+The representation is that of the global model; of a method without one, that of the network that is received, or else
+of the initial one. All were made without the site's samples. So only the Gaussians depend on them. They are made twice,
+each time from one half, and the other half says how far from them the site's own samples are: a new sample and one of
+these are exchangeable, if nothing has changed.
 """
 
 from __future__ import annotations

@@ -18,6 +18,7 @@ from idiolect.core.objectives import number
 from idiolect.deploy import card, numbers, reference
 from idiolect.deploy import labels as labels_of
 from idiolect.deploy.bundle import Bundle, log_probabilities, write
+from idiolect.deploy.global_model import receives
 from idiolect.deploy.on_features import some_features
 from idiolect.deploy.reference import Reference
 from idiolect.deploy.schema import About
@@ -129,10 +130,10 @@ def watch(
     """Compare new samples with those that a site was made from.
 
     Two tests. Features: distances to the nearest class Gaussian, in the representation of the global model (of a method
-    without one, of the initial network), of new samples and of the site's own, by a rank test. Labels: how often each
-    class is the nearest one, by an exact test of counts. Each half of the own samples is compared by Gaussians of the
-    other half, and the smaller p counts twice. So the level of both holds for every distribution. The new proportions
-    are estimated from what the site's model names.
+    without one, of the network that is received, or else of the initial one), of new samples and of the site's own, by
+    a rank test. Labels: how often each class is the nearest one, by an exact test of counts. Each half of the own
+    samples is compared by Gaussians of the other half, and the smaller p counts twice. So the level of both holds for
+    every distribution. The new proportions are estimated from what the site's model names.
 
     Where numbers or labels are predicted, features are tested as those of one class, and in place of classes what the
     global model predicts: by the Kolmogorov-Smirnov test, the smallest p of the numbers times their count. With targets
@@ -185,7 +186,8 @@ def watch(
         raise InputError(f"{count} new samples are too few to tell whether something moved: give {LEAST} or more")
     features = _features(own, [torch.cat(distances) for distances in far])
     result = WatchResult(level, len(own.half_N), count, features, None, tuple(map(tuple, near_HP.tolist())))
-    result = result if bundle.has_global else result._replace(network="initial network")
+    if not bundle.has_global:
+        result = result._replace(network="received network" if receives(seen) else "initial network")
     if classes:
         labels = _labels(own, near_HP, said_C[own.class_P], bundle.about.classes)
         return _judged(result._replace(labels=labels))

@@ -12,6 +12,7 @@ from idiolect.core.method import Data
 from idiolect.core.tree import Tree
 from idiolect.deploy import harm
 from idiolect.deploy.bundle import Bundle, Personal, log_probabilities
+from idiolect.deploy.global_model import receives
 from idiolect.deploy.join import Candidates, ship
 from idiolect.deploy.samples import Samples
 from idiolect.engines.threads import OneThread
@@ -22,10 +23,10 @@ from idiolect.federation.site.personal_model import SiteModel, fingerprint, lear
 def join(model: SiteModel, samples: SiteFiles, out: Path, *, ships: harm.Name | None = None) -> Bundle:
     """Compare a site's models on its test samples, and write what does best as a bundle, with a page.
 
-    The global model is what the server sent, with the state that the site kept in training, if there is a global model
-    (see ``idiolect.deploy.global_model``); the personal one is that of the state folder; the local one is trained on
-    the site's training samples alone, if they are enough. The federation has trained on the site's training samples, so
-    only its test samples compare the three fairly.
+    The global model is what the server sent, with the state that the site kept in training, where the method predicts
+    with what it receives (see ``idiolect.deploy.global_model.receives``); the personal one is that of the state folder;
+    the local one is trained on the site's training samples alone, if they are enough. The federation has trained on the
+    site's training samples, so only its test samples compare the three fairly.
 
     Args:
         model: the site's.
@@ -57,7 +58,7 @@ def join(model: SiteModel, samples: SiteFiles, out: Path, *, ships: harm.Name | 
             return tree.copy(seen.methods[name].personalise(down, tree.copy(client), rows, seen.key()))
 
     with OneThread():
-        clients: dict[harm.Name, Tree] = {"global": client_of("global", seen.before)} if seen.has_global else {}
+        clients: dict[harm.Name, Tree] = {"global": client_of("global", seen.before)} if receives(seen) else {}
         clients["personal"] = seen.model().client
         if len(ready.train_N) >= harm.FEW_FOR_LOCAL:
             clients["local"] = client_of("local", seen.fresh)
