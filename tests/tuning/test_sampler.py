@@ -11,7 +11,7 @@ import optuna
 import pytest
 
 import idiolect as idl
-from idiolect.tuning.halving import Value, finalists, promoted, rungs
+from idiolect.tuning.halving import Value, promoted, rungs, survivors
 from idiolect.tuning.sampler import SAMPLERS, STORAGE_FILE, End, Proposals, batches, spread
 from idiolect.tuning.space import Choice, Interval, Space
 
@@ -111,28 +111,32 @@ def test_a_sampler_of_ones_own(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("rounds", "every", "ends"),
     [
-        (1, 1, (1,)), (2, 1, (2,)), (3, 1, (2, 3)), (10, 1, (2, 10)), (11, 1, (3, 11)), (200, 1, (40, 200)),
-        (10, 5, (5, 10)), (100, 15, (30, 100)), (4, 4, (4,)), (7, 10, (7,)),
+        (1, 1, (1,)), (2, 1, (2,)), (3, 1, (2, 3)), (4, 1, (2, 3, 4)), (10, 1, (2, 6, 10)), (11, 1, (3, 7, 11)),
+        (200, 1, (40, 120, 200)), (10, 5, (5, 10)), (100, 15, (30, 60, 100)), (100, 40, (40, 80, 100)), (4, 4, (4,)),
+        (7, 10, (7,)),
     ],
 )  # fmt: skip
-def test_trials_are_cut_once_after_a_fifth_of_the_rounds(rounds: int, every: int, ends: tuple[int, ...]) -> None:
-    """Two rounds at the least, and in a round that is evaluated; nothing is cut where no round would be left."""
+def test_trials_are_cut_after_a_fifth_and_three_fifths_of_the_rounds(
+    rounds: int, every: int, ends: tuple[int, ...]
+) -> None:
+    """Two rounds at the least, and in rounds that are evaluated; nothing is cut where no round would be left."""
     assert rungs(rounds, 3, every) == rungs(rounds, 2, every) == ends
     assert rungs(rounds, 1, every) == (rounds,)
 
 
 @pytest.mark.parametrize(
-    ("trials", "halving", "sampler", "go_on"),
+    ("trials", "halving", "sampler", "first", "second"),
     [
-        (20, 3, "tpe", (5, 3)), (18, 3, "gp", (4, 2)), (40, 3, "tpe", (10, 5)), (6, 3, "tpe", (2, 1)),
-        (4, 3, "gp", (2, 1)), (20, 4, "tpe", (4, 2)), (20, 2, "tpe", (7, 4)), (3, 100, "tpe", (1, 1)),
-        (20, 3, "random", (7,)), (1, 3, "tpe", (1,)), (9, 1, "tpe", (5, 4)), (9, 1, "random", (9,)),
+        (20, 2, "tpe", (7, 4), (3, 1)), (20, 3, "tpe", (5, 3), (2, 1)), (18, 3, "gp", (4, 2), (1, 1)),
+        (40, 2, "tpe", (14, 7), (6, 3)), (40, 3, "tpe", (10, 5), (3, 1)), (6, 2, "tpe", (2, 1), (1, 1)),
+        (3, 100, "tpe", (1, 1), (1, 1)), (20, 2, "random", (10,), (5,)), (20, 3, "random", (7,), (3,)),
+        (1, 3, "tpe", (1,), (1,)), (9, 1, "tpe", (5, 4), (5, 4)), (9, 1, "random", (9,), (9,)),
     ],
 )  # fmt: skip
 def test_more_of_the_first_batch_go_on_than_of_the_second(
-    trials: int, halving: int, sampler: str, go_on: tuple[int, ...]
+    trials: int, halving: int, sampler: str, first: tuple[int, ...], second: tuple[int, ...]
 ) -> None:
-    assert finalists(batches(trials, sampler), halving) == go_on
+    assert [survivors(batches(trials, sampler), halving, cut) for cut in (0, 1)] == [first, second]
 
 
 @pytest.mark.parametrize("halving", [1, 2, 3, 4, 9, 100])
@@ -140,9 +144,13 @@ def test_more_of_the_first_batch_go_on_than_of_the_second(
 def test_of_each_batch_at_least_one_and_at_most_all_go_on(halving: int, sampler: str) -> None:
     for trials in range(1, 61):
         sizes = batches(trials, sampler)
-        go_on = finalists(sizes, halving)
-        assert all(1 <= count <= size for count, size in zip(go_on, sizes, strict=True))
-        assert sum(go_on) - math.ceil(Fraction(trials, halving)) in (0, len(sizes) - 1)
+        before: tuple[int, ...] = sizes
+        for cut in (0, 1):
+            go_on = survivors(sizes, halving, cut)
+            assert all(1 <= count <= most for count, most in zip(go_on, before, strict=True))
+            together = math.ceil(Fraction(trials, halving ** (cut + 1)))
+            assert abs(sum(go_on) - together) <= len(sizes) - 1
+            before = go_on
 
 
 @pytest.mark.parametrize("seed", range(5))

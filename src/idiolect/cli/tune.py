@@ -49,7 +49,9 @@ def tune_command(
     halving: Annotated[
         int | None,
         option(
-            "One in so many trials goes on after a fifth of the rounds; 1 trains all to the end.", "2", panel=SEARCH
+            "One in so many trials goes on after 1/5 of the rounds, and again after 3/5; 1 trains all to the end.",
+            "2",
+            panel=SEARCH,
         ),
     ] = None,
     seed: Annotated[

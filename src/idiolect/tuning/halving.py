@@ -1,12 +1,12 @@
-"""Successive halving with one cut: all trials train a fifth of the rounds, and the best of them to the end.
+"""Successive halving with two cuts: after a fifth of the rounds, and after three fifths of them.
 
 Source: Jamieson & Talwalkar, Non-stochastic Best Arm Identification and Hyperparameter Optimization, AISTATS 2016. The
 pruner of Optuna decides as trials report, so that the choice depends on which is first; here all of a rung are
 compared when all have ended, and the number of workers changes nothing.
 
-There is one cut, where the source may have several. It drops what trains badly, which is seen early. A second would
-choose among trials that differ by less than a few validation samples can tell, and every cut needs an evaluation of
-all clients: with one cut, more trials train to the end in the same time.
+The first cut drops what trains badly, which is seen early. The second is late, where the source would cut once more
+after twice as many rounds: the trials that are left differ by a few validation samples, and what an earlier round says
+of them is chance.
 
 More of the first batch go on than of the second, where the source compares all trials with each other. The first batch
 is spread over the ranges, so that its best trials differ much, and a setting that is slow at first but good in the end
@@ -21,23 +21,24 @@ from typing import NamedTuple
 from idiolect.core.objectives import ACCURACY, Score
 from idiolect.studies import Study
 
-_PARTS = 5  # of the rounds, of which trials train one before the cut
-_LEAST = 2  # rounds before the cut
+_CUTS = (1, 3)  # fifths of the rounds
+_LEAST = 2  # rounds before a cut
 
 
 def rungs(rounds: int, halving: int, every: int = 1) -> tuple[int, ...]:
-    """The rounds after which trials are compared: that of the cut, if there is one, and the last.
+    """The rounds after which trials are compared: those of the cuts, if there are any, and the last.
 
     Args:
         rounds: of the study.
-        halving: one in so many trials goes on; 1: all train to the end.
+        halving: at each cut one in so many trials goes on; 1: all train to the end.
         every: rounds between evaluations, of which all but the last are multiples.
 
     >>> rungs(10, 3), rungs(200, 3), rungs(2, 3), rungs(30, 1), rungs(100, 3, every=15)
-    ((2, 10), (40, 200), (2,), (30,), (30, 100))
+    ((2, 6, 10), (40, 120, 200), (2,), (30,), (30, 60, 100))
     """
-    cut = -(-max(_LEAST, -(-rounds // _PARTS)) // every) * every
-    return (cut, rounds) if halving > 1 and cut < rounds else (rounds,)
+    ends = [-(-max(_LEAST, -(-part * rounds // 5)) // every) * every for part in _CUTS]
+    cuts = sorted({end for end in ends if end < rounds}) if halving > 1 else []
+    return (*cuts, rounds)
 
 
 def rungs_of(study: Study, halving: int) -> tuple[int, ...]:
@@ -45,25 +46,30 @@ def rungs_of(study: Study, halving: int) -> tuple[int, ...]:
     return rungs(study.rounds, halving, 1 if study.protocol.round == "last" else study.evaluation)
 
 
-def finalists(sizes: Sequence[int], halving: int) -> tuple[int, ...]:
-    """How many trials of each batch of a method go on after the cut.
+def survivors(sizes: Sequence[int], halving: int, cut: int) -> tuple[int, ...]:
+    """How many trials of each batch of a method go on after a cut.
 
-    Together one in ``halving``, rounded up. Of two batches the first has two thirds of these and the second one third,
-    both rounded up: the third best of ten proposals can be the best in the end.
+    After the first cut together one in ``halving``, and after the second one in ``halving`` times ``halving``, rounded
+    up. Of two batches the first has two thirds of these and the second one third: the third best of ten proposals can
+    be the best in the end. Both are rounded up at the first cut, and down at the second, where one of each is left at
+    the least.
 
     Args:
         sizes: trials of the method in its batches, one or two.
         halving: as for ``rungs``.
+        cut: 0 or 1.
 
-    >>> finalists((10, 10), 3), finalists((3, 3), 3), finalists((20,), 3), finalists((2, 1), 9), finalists((3, 2), 1)
-    ((5, 3), (2, 1), (7,), (1, 1), (3, 2))
+    >>> [survivors(sizes, 2, cut) for sizes in ((10, 10), (3, 3), (20,)) for cut in (0, 1)]
+    [(7, 4), (3, 1), (2, 1), (1, 1), (10,), (5,)]
     """
-    together = -(-sum(sizes) // halving)
+    together = -(-sum(sizes) // halving ** (cut + 1))
     if len(sizes) == 1:
         return (together,)
     if together == sum(sizes):
         return tuple(sizes)
-    return min(sizes[0], -(-2 * together // 3)), min(sizes[1], -(-together // 3))
+    shares = [(2 * together, 3), (together, 3)]
+    each = [-(-share // parts) if cut == 0 else max(1, share // parts) for share, parts in shares]
+    return min(sizes[0], each[0]), min(sizes[1], each[1])
 
 
 class Value(NamedTuple):

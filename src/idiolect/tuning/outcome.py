@@ -23,7 +23,7 @@ from idiolect.runs.folder import MANIFEST_FILE, has_run
 from idiolect.studies import Result, Study
 from idiolect.studies.method_use import Use, title_of
 from idiolect.tuning import plan as plans
-from idiolect.tuning.halving import finalists, rungs_of
+from idiolect.tuning.halving import rungs_of, survivors
 from idiolect.tuning.plan import Plan
 from idiolect.tuning.sampler import batches
 from idiolect.tuning.space import Range, Space, said, spaces, with_values
@@ -168,9 +168,13 @@ class Tuning:
     def notes(self) -> list[str]:
         """Sentences about what was chosen: choices at an edge, methods without a choice, and how it was done."""
         plan, every = self.plan, self.chosen()
-        *cut, last = rungs_of(self.study, plan.halving)
-        go_on = sum(finalists(batches(plan.trials, plan.sampler), plan.halving))
-        steps = f"until round {cut[0]}, and up to {go_on} of them until round {last}" if cut else f"until round {last}"
+        ends, sizes = rungs_of(self.study, plan.halving), batches(plan.trials, plan.sampler)
+        go_on = [sum(survivors(sizes, plan.halving, cut)) for cut in range(len(ends) - 1)]
+        *before, last = [
+            f"until round {ends[0]}",
+            *(f"up to {count} of them until round {end}" for count, end in zip(go_on, ends[1:], strict=True)),
+        ]
+        steps = ", and ".join([", ".join(before), last] if before else [last])
         count = f"{samples:,} " if (samples := self._validation_samples()) else ""
         notes = [] if self.has_ended else ["The search has not ended: this is how far it came."]
         notes += [

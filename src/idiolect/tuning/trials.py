@@ -23,12 +23,14 @@ from idiolect.studies.method_use import Use
 from idiolect.studies.runner import manifest_of
 from idiolect.studies.schedule import Schedule
 from idiolect.studies.trackers import Tracking
-from idiolect.tuning.halving import Value, finalists, order, promoted
+from idiolect.tuning.halving import Value, promoted, survivors
+from idiolect.tuning.halving import order as rank
 from idiolect.tuning.progress import SearchWatcher
 from idiolect.tuning.sampler import End, Proposals
 from idiolect.tuning.space import with_values
 
 TRIALS_FILE = "trials.json"
+_Key = tuple[str, int]  # label and number
 USUAL_SHARE = 0.2
 """Of each client's training samples that are held out where the study holds none out."""
 
@@ -65,7 +67,7 @@ class Trial(NamedTuple):
 def best(trials: Sequence[Trial]) -> Trial | None:
     """The best of the complete trials; None if there is none."""
     complete = [t for t in trials if t.state == "complete"]
-    return min(complete, key=lambda t: order(t.value), default=None)
+    return min(complete, key=lambda t: rank(t.value), default=None)
 
 
 def study_of_trials(study: Study, seed: int) -> Study:
@@ -176,7 +178,8 @@ class Trials:
                     break
                 self.where = f"in rung {rung + 1} of {len(self.ends)}, batch {number + 1}"
                 watcher.rung(number + 1, rung + 1, until, [(*key, uses[key].label) for key in alive])
-                schedule.run([jobs[key] for key in alive], watcher, signals, until)
+                order = _slowest_first(folder, alive, uses) if rung else alive
+                schedule.run([jobs[key] for key in order], watcher, signals, until)
                 store.merge()
                 values = self._values(folder, until)
                 divergent = {d.method: d for d in store.diverged}
@@ -195,15 +198,13 @@ class Trials:
         write(self._folder, self.trials)
         self._on_rung()
 
-    def _next(
-        self, trials: dict[tuple[str, int], Trial], alive: Sequence[tuple[str, int]], until: int, number: int
-    ) -> list[Any]:
+    def _next(self, trials: dict[_Key, Trial], alive: Sequence[_Key], until: int, number: int) -> list[_Key]:
         """The trials of a batch that go on after a rung; the others are marked with how they ended."""
-        go_on = []
+        go_on, rung = [], self.ends.index(until)
         for label in dict.fromkeys(method for method, _ in alive):
             mine = [key for key in alive if key[0] == label]
             values = [trials[key].value for key in mine if trials[key].state == "running"]
-            count = finalists(self._proposals.sizes[label], self._halving)[number]
+            count = survivors(self._proposals.sizes[label], self._halving, rung)[number]
             chosen = promoted(values, count) if until < self.ends[-1] else []
             for value in values:
                 if value.trial in chosen:
@@ -231,6 +232,12 @@ class Trials:
         if self._study.protocol.round == "best_validation":
             last = max(scores, key=lambda round: (self._by.sign * scores[round], -round))
         return scores[last], losses[last]
+
+
+def _slowest_first(folder: Path, alive: Sequence[_Key], uses: Mapping[_Key, Use]) -> list[_Key]:
+    """The trials by the time that their rounds took: a long one at the end would train alone."""
+    seconds = reader.read(folder).timings.groupby("method")["seconds"].mean()
+    return sorted(alive, key=lambda key: -seconds.get(uses[key].label, 0.0))
 
 
 def _forget(folder: Path) -> None:
