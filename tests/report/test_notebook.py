@@ -241,8 +241,13 @@ def test_every_figure_is_a_chart_with_the_same_numbers(folder: Path) -> None:
     assert [line[0] for line in names] == list(charts)
 
 
-@pytest.mark.parametrize("name", ["rounds", "spread", "combination-2", "beta-3", "labels"])
-@pytest.mark.parametrize(("form", "first"), [("svg", b"<svg"), ("pdf", b"%PDF"), ("png", b"\x89PNG")])
+@pytest.mark.parametrize(
+    ("name", "form", "first"),
+    [
+        *((name, "svg", b"<svg") for name in ("rounds", "spread", "combination-2", "beta-3", "labels")),
+        ("rounds", "pdf", b"%PDF"), ("labels", "png", b"\x89PNG"),
+    ],
+)  # fmt: skip
 def test_charts_are_saved(name: str, form: str, first: bytes, folder: Path, tmp_path: Path) -> None:
     chart = charts_of_run(folder)[name]
     chart.save(str(tmp_path / f"chart.{form}"))
@@ -251,8 +256,10 @@ def test_charts_are_saved(name: str, form: str, first: bytes, folder: Path, tmp_
     assert len(content) > 2000
 
 
-@pytest.mark.parametrize("name", ["rounds", "spread", "labels"])
-@pytest.mark.parametrize(("renderer", "kind"), [("svg", "image/svg+xml"), ("png", "image/png")])
+@pytest.mark.parametrize(
+    ("name", "renderer", "kind"),
+    [("spread", "svg", "image/svg+xml"), ("labels", "svg", "image/svg+xml"), ("rounds", "png", "image/png")],
+)
 def test_a_cell_shows_a_chart_without_a_network(name: str, renderer: str, kind: str, folder: Path) -> None:
     chart = charts_of_run(folder)[name]
     with altair.renderers.enable(renderer):
