@@ -71,7 +71,9 @@ def test_a_site_chooses_as_a_simulated_client(threshold: str, clinics: dict[str,
     assert f"{last['accuracy']:.1%} of {len(own)} test samples right" in model.about.site.why
 
 
-def test_models_that_leave_the_federation_have_them(clinics: dict[str, Path], tmp_path: Path) -> None:
+def test_models_that_leave_the_federation_have_them(
+    clinics: dict[str, Path], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     study(tmp_path, "fedavg_ft", rounds=2, protocol="{validation: 0.4, threshold: f1}")
     result = run(tmp_path, clinics)
     model = site_model(tmp_path / "states" / "north")
@@ -88,8 +90,8 @@ def test_models_that_leave_the_federation_have_them(clinics: dict[str, Path], tm
     assert Bundle.read(tmp_path / "server").about.threshold == "f1"
     patients(8).to_csv(tmp_path / "fourth.csv", index=False)
     join = ["join", "server", "--data", "fourth.csv", "--target", "label", "--out", "fourth"]
-    with pytest.MonkeyPatch.context() as here, pytest.raises(SystemExit) as end:
-        here.chdir(tmp_path)
+    monkeypatch.chdir(tmp_path)
+    with pytest.raises(SystemExit) as end:
         main(join)
     assert end.value.code == 0
     assert len(Bundle.read(tmp_path / "fourth").about.thresholds) == 1

@@ -322,8 +322,8 @@ class About(_Part):
         class_weights: what training samples weigh in the loss by class (1, C), or without and with each label (L, 2);
             () where all weigh 1.
         thresholds: for each model those of the labels, or that of the second class; () for 1/2.
-        global_model: whether there is a global model: a client that has done nothing predicts with what it receives, and
-            with nothing that is untrained; None where this is not said.
+        global_model: whether there is a global model: a client that has done nothing predicts with what it receives,
+            and with nothing that is untrained; None where this is not said.
         models: the names of the personal models, in the order in which they are stored.
         files: SHA-256 of each other file of the folder.
     """
