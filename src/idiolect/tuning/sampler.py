@@ -87,6 +87,7 @@ class Proposals:
         try:
             with _quiet():
                 storage = optuna.storages.RDBStorage(f"sqlite:///{path}")
+                _without_waiting(storage.engine)
                 for label, space in self._spaces.items():
                     ranges = {name: str(one) for name, one in space.items()}
                     if new:
@@ -164,6 +165,14 @@ def load() -> Any:
         raise InputError("a search needs Optuna: pip install 'idiolect[tune]'") from None
     optuna.logging.set_verbosity(optuna.logging.ERROR)
     return optuna
+
+
+def _without_waiting(engine: Any) -> None:
+    """Let SQLite leave it to the system when the disk is written: what a search continues from is in its own files."""
+    from sqlalchemy import event
+
+    event.listen(engine, "connect", lambda connection, _: connection.execute("PRAGMA synchronous = OFF"))
+    engine.dispose()  # connections of before
 
 
 @contextmanager
