@@ -23,7 +23,7 @@ from idiolect.data import FederatedData
 from idiolect.runs.store import Store
 from idiolect.tuning import Tuning
 from idiolect.tuning.halving import rungs
-from idiolect.tuning.trials import study_of_trials
+from idiolect.tuning.trials import Trial, study_of_trials, write
 
 SMALL: dict[str, Any] = dict(
     dataset="digits", model="mlp:hidden=4", clients=3, keep=30, rounds=9, local_epochs=1, batch_size=8, seeds=[5, 6],
@@ -290,6 +290,24 @@ def test_a_choice_at_the_edge_is_told(tuning: Tuning, tmp_path: Path) -> None:
     [note] = [n for n in low.notes() if "edge" in n]
     assert "0.1:log" in note
     assert low.chosen()[0].edges == ("lr",)
+
+
+@pytest.mark.parametrize(
+    ("diverged", "told"), [((0.17, 0.19), "lr 0.17"), ((0.2,), "lr 0.2"), ((0.201, 0.05, 0.1), None), ((), None)]
+)
+def test_a_rate_is_told_near_which_training_diverged(
+    diverged: tuple[float, ...], told: str | None, tuning: Tuning, tmp_path: Path
+) -> None:
+    """A learning rate of 0.1 was chosen."""
+    folder = tmp_path / "search"
+    shutil.copytree(tuning.folder, folder)
+    label = STUDY.methods[0].label
+    best = Trial(label, 1, {"lr": 0.1}, {9: (0.9, 0.1)}, "complete")
+    others = [Trial(label, 2 + k, {"lr": lr}, {}, "diverged") for k, lr in enumerate(diverged)]
+    elsewhere = Trial(STUDY.methods[1].label, 1, {"lr": 0.15}, {}, "diverged")
+    write(folder, [best, *others, elsewhere])
+    notes = [n for n in Tuning.read(folder).notes() if "at most twice the choice, diverged" in n]
+    assert [told in note for note in notes] == ([True] if told else [])
 
 
 def test_a_search_goes_on_after_an_interruption(tuning: Tuning, tmp_path: Path) -> None:

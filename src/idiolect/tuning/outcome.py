@@ -192,6 +192,11 @@ class Tuning:
                     notes.append(f"{c.title}: {each} ({listed(bad, 3, '; ')}), and trained no further.")
             if c.score is None and self.has_ended:
                 notes.append(f"{c.title}: no trial reached the last round, so it keeps its settings: search elsewhere.")
+            if (rate := _rate_that_diverged(c, trials)) is not None:
+                notes.append(
+                    f"{c.title}: a trial with {said({'lr': rate})}, at most twice the choice, diverged: with other seeds "
+                    "or samples the choice may diverge too."
+                )
             for name in c.edges:
                 notes.append(
                     f"{c.title}: {said({name: c.values[name]})} lies at the edge of its range "
@@ -246,6 +251,14 @@ def _chosen(label: str, title: str, space: Space, trials: Sequence[Trial]) -> Ch
         return Chosen(label, title, {}, None, None, len(mine), rounds, ())
     edges = tuple(name for name in one.values if _is_open(space[name], name, one, mine))
     return Chosen(label, title, one.values, one.value.score, one.number, len(mine), rounds, edges, one.value.by)
+
+
+def _rate_that_diverged(chosen: Chosen, trials: Sequence[Trial]) -> float | None:
+    """The lowest learning rate with which a trial diverged, up to twice the choice; None if there is none."""
+    if not isinstance(lr := chosen.values.get("lr"), float):
+        return None
+    diverged = [t.values["lr"] for t in trials if t.method == chosen.method and t.state == "diverged"]
+    return min((rate for rate in diverged if lr < rate <= 2 * lr), default=None)
 
 
 def _is_open(range: Range, name: str, chosen: Trial, trials: Sequence[Trial]) -> bool:
