@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import logging
+import re
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -65,12 +66,25 @@ def test_weights_of_classes_are_those_of_all_sites(weights: str, files: Files, t
     assert losses.nunique() == 2
 
 
-def test_weights_of_other_classes_end_a_study_before_it_begins(files: Files, tmp_path: Path) -> None:
-    study(tmp_path, "fedavg, 'fedavg:class_weights=numbers(weights=1+3)'", rounds=1)
-    link = Loop(workers(tmp_path / "states", files))
-    with pytest.raises(InputError, match=r"weights=1\+3 has 2 numbers for 3 classes: give each its own"):
+@pytest.mark.parametrize(
+    ("methods", "said"),
+    [
+        ("fedavg, 'fedavg:class_weights=numbers(weights=1+3)'", r"weights=1\+3 has 2 numbers for 3 classes: give each"),
+        ("fedavg, 'fedcr:class_weights=balanced'", "method fedcr has a loss of its own, which knows no class_weights"),
+        ("'scaffold:optimiser=adam'", "method scaffold needs SGD"),
+    ],
+)
+def test_a_method_that_cannot_be_ends_a_study_before_it_begins(
+    methods: str, said: str, files: Files, tmp_path: Path
+) -> None:
+    study(tmp_path, methods, rounds=1)
+    link = Away(workers(tmp_path / "states", files), back=0)
+    with pytest.raises(InputError, match=said):
         _run(tmp_path, link)
     assert not (tmp_path / "run").exists()
+    ends = [message.about["why"] for _, message in link.sent if message.about["kind"] == "ended"]
+    assert len(ends) == len(files)
+    assert all(re.search(said, why) for why in ends)
 
 
 @pytest.mark.parametrize(

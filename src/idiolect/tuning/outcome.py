@@ -194,8 +194,8 @@ class Tuning:
                 notes.append(f"{c.title}: no trial reached the last round, so it keeps its settings: search elsewhere.")
             if (rate := _rate_that_diverged(c, trials)) is not None:
                 notes.append(
-                    f"{c.title}: a trial with {said({'lr': rate})}, at most twice the choice, diverged: with other seeds "
-                    "or samples the choice may diverge too."
+                    f"{c.title}: a trial with {said({'lr': rate})}, at most twice the choice, diverged: with other "
+                    "seeds or samples the choice may diverge too."
                 )
             for name in c.edges:
                 notes.append(

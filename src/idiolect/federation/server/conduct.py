@@ -9,7 +9,6 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from idiolect.core.errors import InputError, Interrupted, option
-from idiolect.core.objectives import TaskName
 from idiolect.data import manifest
 from idiolect.federation.data.agreement import Offer, Sums, agree, common_form, texts_of
 from idiolect.federation.data.backbone import Backbone, check, check_samples, width_of
@@ -24,10 +23,9 @@ from idiolect.federation.server.engine import Sites
 from idiolect.federation.server.growth import grow
 from idiolect.federation.server.run import FILE as RUN
 from idiolect.federation.server.run import Joining, SiteRun, about, offer_of, offered
-from idiolect.federation.server.study import SiteStudy
+from idiolect.federation.server.study import SiteStudy, check_methods
 from idiolect.runs.store import renew
-from idiolect.simulation import thresholds
-from idiolect.studies import Result, class_weights, run
+from idiolect.studies import Result, run
 from idiolect.studies.backbones import is_frozen, normalise_of
 from idiolect.studies.progress import Watcher
 from idiolect.studies.schedule import is_finished
@@ -156,11 +154,8 @@ def _agreement(talk: Conversation, study: SiteStudy, terms: Terms, stop: Callabl
     try:
         inputs, classes = common_form(by_site, study.task)
         predicted, several = common_names(by_site), next(iter(offers.values())).labels
-        task: TaskName = "multilabel" if several else "regression" if predicted else "classification"
         check_samples(study, inputs.form, len(predicted or classes))
-        thresholds.check(study.protocol.threshold, task, len(predicted or classes))
-        for use in study.methods:
-            class_weights.check(study.of(use).class_weights, task, len(predicted or classes))
+        check_methods(study, inputs, classes, predicted, several=several)
     except InputError as error:  # who can mend it is at a site
         talk.ask(
             {i: Question(about("ended", text, run_id, i) | {"why": str(error)}, {}) for i in offers},

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from pathlib import Path
 
 from pydantic import PrivateAttr
@@ -10,10 +11,12 @@ from idiolect.core.errors import InputError
 from idiolect.core.import_path import no_imports
 from idiolect.data import FederatedData
 from idiolect.deploy.make import Elsewhere
+from idiolect.deploy.schema import Inputs, TargetPart
+from idiolect.federation.data.agreement import Agreement
 from idiolect.federation.data.backbone import check
 from idiolect.federation.server.engine import Remote
 from idiolect.federation.server.run import SiteRun
-from idiolect.simulation import Job
+from idiolect.simulation import Job, thresholds
 from idiolect.studies import Study
 from idiolect.studies.backbones import check_frozen, is_frozen
 from idiolect.studies.method_use import Use
@@ -86,6 +89,34 @@ def look(path: Path, federation: str) -> Study:
             return Study(**settings | here)
         except InputError as error:
             raise InputError(f"{path}: {error}") from None
+
+
+def check_methods(
+    study: SiteStudy, inputs: Inputs, classes: Sequence[str], predicted: Sequence[str], *, several: bool
+) -> None:
+    """Check that a study's methods and its protocol fit what the sites have, before they count their samples.
+
+    Args:
+        study: the study.
+        inputs: the form of the samples.
+        classes: of all sites.
+        predicted: the names of the numbers or labels that are predicted, if they are.
+        several: whether they are labels.
+
+    Raises:
+        InputError: a method needs what is not there, weights are of other classes, or no threshold can be chosen.
+    """
+    some, goals = ((1,) * len(classes),), tuple(TargetPart(name=name, mean=0.0, std=1.0) for name in predicted)
+    data = Agreement(
+        inputs=inputs, classes=tuple(classes), train=some, test=some, validation=some, names=("",), targets=goals,
+        several=several, counts=((1, 1),) * len(goals) if several else some,
+    ).federation(study.name)  # fmt: skip
+    thresholds.check(study.protocol.threshold, data.task, data.classes)
+    if is_frozen(study):  # what its features are like is not known yet
+        return
+    at_sites = study.with_agreement(data)
+    for use in study.methods:
+        at_sites.job(use, study.seeds[0], data).build()
 
 
 def study_for(path: Path, federation: str) -> SiteStudy:
