@@ -127,9 +127,9 @@ def test_trials_are_cut_after_a_fifth_and_three_fifths_of_the_rounds(
 @pytest.mark.parametrize(
     ("trials", "halving", "sampler", "first", "second"),
     [
-        (20, 2, "tpe", (7, 4), (3, 1)), (20, 3, "tpe", (5, 3), (2, 1)), (18, 3, "gp", (4, 2), (1, 1)),
-        (40, 2, "tpe", (14, 7), (6, 3)), (40, 3, "tpe", (10, 5), (3, 1)), (6, 2, "tpe", (2, 1), (1, 1)),
-        (3, 100, "tpe", (1, 1), (1, 1)), (20, 2, "random", (10,), (5,)), (20, 3, "random", (7,), (3,)),
+        (20, 2, "tpe", (6, 4), (2, 1)), (20, 3, "tpe", (4, 3), (1, 1)), (18, 3, "gp", (4, 2), (1, 1)),
+        (40, 2, "tpe", (12, 8), (3, 2)), (80, 2, "tpe", (24, 16), (6, 4)), (6, 2, "tpe", (2, 1), (1, 1)),
+        (3, 100, "tpe", (1, 1), (1, 1)), (20, 2, "random", (10,), (3,)), (20, 3, "random", (7,), (1,)),
         (1, 3, "tpe", (1,), (1,)), (9, 1, "tpe", (5, 4), (5, 4)), (9, 1, "random", (9,), (9,)),
     ],
 )  # fmt: skip
@@ -144,12 +144,14 @@ def test_more_of_the_first_batch_go_on_than_of_the_second(
 def test_of_each_batch_at_least_one_and_at_most_all_go_on(halving: int, sampler: str) -> None:
     for trials in range(1, 61):
         sizes = batches(trials, sampler)
+        shares = (Fraction(3, 5), Fraction(2, 5)) if len(sizes) == 2 else (1,)
         before: tuple[int, ...] = sizes
         for cut in (0, 1):
             go_on = survivors(sizes, halving, cut)
             assert all(1 <= count <= most for count, most in zip(go_on, before, strict=True))
-            together = math.ceil(Fraction(trials, halving ** (cut + 1)))
-            assert abs(sum(go_on) - together) <= len(sizes) - 1
+            together = math.ceil(Fraction(trials, halving ** (1 + 2 * cut)))
+            assert sum(go_on) == max(len(sizes), together)
+            assert halving == 1 or all(abs(n - together * s) <= 1 for n, s in zip(go_on, shares, strict=True))
             before = go_on
 
 

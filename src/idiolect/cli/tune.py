@@ -49,7 +49,7 @@ def tune_command(
     halving: Annotated[
         int | None,
         option(
-            "One in so many trials goes on after 1/5 of the rounds, and again after 3/5; 1 trains all to the end.",
+            "One in so many trials goes on after 1/5 of the rounds, fewer after 3/5; 1 trains all to the end.",
             "2",
             panel=SEARCH,
         ),

@@ -6,7 +6,7 @@ compared when all have ended, and the number of workers changes nothing.
 
 The first cut drops what trains badly, which is seen early. The second is late, where the source would cut once more
 after twice as many rounds: the trials that are left differ by a few validation samples, and what an earlier round says
-of them is chance.
+of them is chance. So it may be sharp.
 
 More of the first batch go on than of the second, where the source compares all trials with each other. The first batch
 is spread over the ranges, so that its best trials differ much, and a setting that is slow at first but good in the end
@@ -30,7 +30,7 @@ def rungs(rounds: int, halving: int, every: int = 1) -> tuple[int, ...]:
 
     Args:
         rounds: of the study.
-        halving: at each cut one in so many trials goes on; 1: all train to the end.
+        halving: after the first cut one in so many trials goes on; 1: all train to the end.
         every: rounds between evaluations, of which all but the last are multiples.
 
     >>> rungs(10, 3), rungs(200, 3), rungs(2, 3), rungs(30, 1), rungs(100, 3, every=15)
@@ -49,9 +49,8 @@ def rungs_of(study: Study, halving: int) -> tuple[int, ...]:
 def survivors(sizes: Sequence[int], halving: int, cut: int) -> tuple[int, ...]:
     """How many trials of each batch of a method go on after a cut.
 
-    After the first cut together one in ``halving``, and after the second one in ``halving`` times ``halving``, rounded
-    up. Of two batches the first has two thirds of these and the second one third: the third best of ten proposals can
-    be the best in the end. Both are rounded up at the first cut, and down at the second, where one of each is left at
+    After the first cut together one in ``halving``, and after the second one in ``halving`` cubed: the later comparison
+    says more. Of two batches the first has three fifths of these and the second two, to the nearest number, and one at
     the least.
 
     Args:
@@ -60,16 +59,15 @@ def survivors(sizes: Sequence[int], halving: int, cut: int) -> tuple[int, ...]:
         cut: 0 or 1.
 
     >>> [survivors(sizes, 2, cut) for sizes in ((10, 10), (3, 3), (20,)) for cut in (0, 1)]
-    [(7, 4), (3, 1), (2, 1), (1, 1), (10,), (5,)]
+    [(6, 4), (2, 1), (2, 1), (1, 1), (10,), (3,)]
     """
-    together = -(-sum(sizes) // halving ** (cut + 1))
+    together = -(-sum(sizes) // halving ** (1 + 2 * cut))
     if len(sizes) == 1:
         return (together,)
     if together == sum(sizes):
         return tuple(sizes)
-    shares = [(2 * together, 3), (together, 3)]
-    each = [-(-share // parts) if cut == 0 else max(1, share // parts) for share, parts in shares]
-    return min(sizes[0], each[0]), min(sizes[1], each[1])
+    first = (3 * together + 2) // 5
+    return min(sizes[0], max(1, first)), min(sizes[1], max(1, together - first))
 
 
 class Value(NamedTuple):

@@ -31,7 +31,7 @@ class Plan(BaseModel):
         search: ranges, as texts, by the name of an option or setting.
         trials: of each method.
         sampler: what proposes the later half of the trials.
-        halving: one in so many trials goes on at each cut; 1: all.
+        halving: one in so many trials goes on after the first cut; 1: all.
         seed: of the training of trials, and of what they try.
         validation: share of each client's training samples that the choice is made on.
         refit: whether the tuned study is run afterwards, on training and validation samples together.

@@ -49,9 +49,9 @@ def tune(
     """Choose settings and options for every method of a study, by the accuracy on validation samples.
 
     Every method has the same number of trials of the same rounds. The first half of them is spread over the ranges, the
-    rest is proposed by the sampler. After a fifth of the rounds, and again after three fifths, about one in ``halving``
-    trials goes on; two thirds of these are of the first half. The choice of a method is the best of those that reached
-    the last round. Test samples are not measured in trials.
+    rest is proposed by the sampler. After a fifth of the rounds one in ``halving`` trials goes on, and after three
+    fifths one in ``halving`` cubed; three fifths of these are of the first half. The choice of a method is the best of
+    those that reached the last round. Test samples are not measured in trials.
 
     Args:
         study: what is tuned. If it holds no validation samples out, trials hold out a fifth.
@@ -61,7 +61,7 @@ def tune(
         out: folder of the search; None takes the first free one of ``runs/NAME-tune``, ``runs/NAME-tune-2``, ...
         trials: of each method.
         sampler: ``tpe``, ``gp`` or ``random``; or a function from a seed to a sampler of Optuna.
-        halving: of how many trials about one goes on at each cut; 1 trains all to the end.
+        halving: of how many trials one goes on after the first cut; 1 trains all to the end.
         seed: of the trials; None takes the study's first.
         refit: run the tuned study afterwards, on training and validation samples together.
         engine: as for ``run``, and so are ``workers`` and ``budget``.
