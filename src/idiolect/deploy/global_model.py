@@ -31,7 +31,7 @@ def exists(bundle: Bundle) -> bool:
     Of FedPer, for example, it predicts with the body that it receives and a random head.
     """
     key = bundle.about.key
-    states = [first_state(bundle.method, seed, key.client) for seed in (key.seed, key.seed + 1)]
+    states = [bundle.fresh, first_state(bundle.method, key.seed + 1, key.client)]
     return receives(bundle) and not is_random(bundle.received, bundle.message, states, bundle.synthetic(8))
 
 
