@@ -19,7 +19,7 @@ from idiolect.report.common_clients import counted
 from idiolect.report.notebook import facts, html
 from idiolect.report.rows import finished, is_best, summary, worst_mean
 from idiolect.report.tables import worst
-from idiolect.runs.reader import Run
+from idiolect.runs.reader import Run, once
 
 # S seeds, K clients, B resamples
 
@@ -81,7 +81,7 @@ def compare(run: Run, method: str, base: str) -> Comparison:
     for d in run.diverged:
         if d.method in (method, base):
             raise InputError(f"{d.method} diverged in round {d.round} with seed {d.seed}, so it cannot be compared")
-    if (comparison := _compared(run, run.final, method, base)) is None:
+    if (comparison := _compared(run, method, base)) is None:
         what = f"{method} and {base} have no results of the same clients and seeds"
         raise InputError(f"{what}: finish the run, or compare others")
     return comparison
@@ -89,11 +89,12 @@ def compare(run: Run, method: str, base: str) -> Comparison:
 
 def compared(run: Run, method: str, base: str) -> Comparison | None:
     """``compare`` by labels; None if one of them did not run, or they have no results of the same client and seed."""
-    return _compared(run, run.final, method, base) if {method, base} <= run.titles.keys() else None
+    return _compared(run, method, base) if {method, base} <= run.titles.keys() else None
 
 
-def _compared(run: Run, values: pd.DataFrame, method: str, base: str) -> Comparison | None:
-    value_SK, base_SK, point_SK = _points(values, method, base, run.score)
+def _compared(run: Run, method: str, base: str, *, common: bool = False) -> Comparison | None:
+    """With ``common`` over the clients that all methods of the run have."""
+    value_SK, base_SK, point_SK = _points(run, method, base, common)
     if point_SK.empty:
         return None
     whole = run.protocol.weighting == "sample"
@@ -104,15 +105,16 @@ def _compared(run: Run, values: pd.DataFrame, method: str, base: str) -> Compari
     return Comparison(
         method, base, _mean(point_SK.to_numpy(), weight_K), low, high,
         int((gain_K > 0).sum()), int((gain_K < 0).sum()), int((gain_K == 0).sum()),
-        _worst(value_SK.where(both), run.score), _worst(base_SK.where(both), run.score), _harmed(run, values, method),
-        _harmed(run, values, base), p_values, combined(list(p_values.values())), run.score,
+        _worst(value_SK.where(both), run.score), _worst(base_SK.where(both), run.score),
+        _harmed(run, method, common), _harmed(run, base, common), p_values,
+        combined(list(p_values.values())), run.score,
     )  # fmt: skip
 
 
-def _points(values: pd.DataFrame, method: str, base: str, by: Score) -> tuple[pd.DataFrame, pd.DataFrame, pd.DataFrame]:
+def _points(run: Run, method: str, base: str, common: bool) -> tuple[pd.DataFrame, pd.DataFrame, pd.DataFrame]:
     """Scores of both, and their differences, of accuracies in points: seeds x clients."""
-    value_SK, base_SK = _values(values, method).align(_values(values, base), join="inner")
-    point_SK = (by.factor * (value_SK - base_SK)).round(9)  # differences of fractions that are equal are so
+    value_SK, base_SK = _values(run, method, common).align(_values(run, base, common), join="inner")
+    point_SK = (run.score.factor * (value_SK - base_SK)).round(9)  # differences of fractions that are equal are so
     return value_SK, base_SK, point_SK.dropna(how="all").dropna(how="all", axis=1)
 
 
@@ -125,7 +127,7 @@ def _tested(point_SK: pd.DataFrame) -> dict[int, float | None]:
 
 def p_value(run: Run, method: str, base: str) -> float | None:
     """``Comparison.p_value`` of two labels; None if there is nothing to test."""
-    return combined(list(_tested(_points(counted(run), method, base, run.score)[2]).values()) or [None])
+    return combined(list(_tested(_points(run, method, base, True)[2]).values()) or [None])
 
 
 def smallest_p(clients: int, seeds: int = 1) -> float:
@@ -160,7 +162,7 @@ def comparisons(run: Run) -> list[Comparison]:
     if not (whole_rows := finished(rows)):
         return []
     best = next(r for r in whole_rows if is_best(r, rows))
-    pairs = (_compared(run, counted(run), best.label, r.label) for r in whole_rows if r is not best)
+    pairs = (_compared(run, best.label, r.label, common=True) for r in whole_rows if r is not best)
     return [c for c in pairs if c is not None]
 
 
@@ -259,8 +261,10 @@ def _label(run: Run, name: str) -> str:
     return label
 
 
-def _values(values: pd.DataFrame, label: str) -> pd.DataFrame:
+@once
+def _values(run: Run, label: str, common: bool) -> pd.DataFrame:
     """Final scores: seeds x clients."""
+    values = counted(run) if common else run.final
     mine = values[values["method"] == label]
     return mine.pivot(index="seed", columns="client", values="value")
 
@@ -272,17 +276,18 @@ def _mean(point_SK: np.ndarray, weight_K: np.ndarray) -> float:
 
 
 def _worst(value_SK: pd.DataFrame, by: Score) -> float:
-    seeds = [row.dropna() for _, row in value_SK.iterrows()]
+    seeds = [value_K[~np.isnan(value_K)] for value_K in value_SK.to_numpy()]
     return float(np.mean([worst_mean(row, by) for row in seeds if len(row)]))
 
 
-def _harmed(run: Run, values: pd.DataFrame, label: str) -> int | None:
+@once
+def _harmed(run: Run, label: str, common: bool) -> int | None:
     alone = run.find("local")
     if alone is None or alone == label:
         return None
     if alone != "local" and sum(m["name"] == "local" for m in run.manifest["methods"].values()) > 1:
         return None  # it is not clear which
-    mine, base = _values(values, label).align(_values(values, alone), join="inner")
+    mine, base = _values(run, label, common).align(_values(run, alone, common), join="inner")
     if mine.empty:
         return None
     return int(((run.score.sign * (mine - base)).mean().round(11) < 0).sum())

@@ -7,6 +7,7 @@ from typing import NamedTuple
 
 import numpy as np
 import pandas as pd
+from numpy.typing import NDArray
 
 from idiolect.core.objectives import ACCURACY, Score
 from idiolect.report.common_clients import counted, left_out, shared
@@ -92,16 +93,16 @@ def summary(run: Run) -> list[Row]:
     """One row per method of the run, in the study's order."""
     final, absent = counted(run), "; ".join(f"{c.name} ({c.why})" for c in left_out(run))
     measures = means(run)
-    ends = {label: final[final["method"] == label] for label in run.titles}
+    ends, evaluated = of_methods(run, final), of_methods(run, run.scores)
     fedavg = run.find("fedavg")
     wire = run.records[(run.records["stage"] == "wire") & run.records["metric"].isin(["bytes_down", "bytes_up"])]
-    valid = counted(run, run.score.validation)
-    calibration, brier = counted(run, "calibration_error"), counted(run, "brier")
+    valid = of_methods(run, counted(run, run.score.validation))
+    calibration, brier = (of_methods(run, counted(run, metric)) for metric in ("calibration_error", "brier"))
+    sent_by, final_by, timings = (of_methods(run, frame) for frame in (wire, run.final, run.timings))
     rows = []
     for label, title in run.titles.items():
-        end, sent = ends[label], wire[wire["method"] == label]
-        seconds = run.timings.loc[run.timings["method"] == label, "seconds"]
-        seeds = [seed for _, seed in end.groupby("seed")]
+        end, sent, seconds = ends[label], sent_by[label], timings[label]["seconds"]
+        seeds = _of_seeds(end)
         each = per_seed(run, end)
         exchanges = len(sent.drop_duplicates(["seed", "round", "client"]))
         rows.append(
@@ -111,22 +112,22 @@ def summary(run: Run) -> list[Row]:
                 _mean(each),
                 _over_clients(end),
                 _per_sample(run, end),
-                _mean([s["value"].std(ddof=0) for s in seeds]),
-                _mean([worst_mean(s["value"], run.score) for s in seeds]),
+                _mean([value_K.std() for value_K in seeds]),
+                _mean([worst_mean(value_K, run.score) for value_K in seeds]),
                 _gain(run, end, ends[fedavg]) if fedavg else None,
                 float(sent["value"].sum()) / exchanges if exchanges else None,
                 float(seconds.sum()) if len(seconds) else None,
-                _evaluated(run, label),
-                run.final.loc[run.final["method"] == label, "seed"].nunique(),
+                _evaluated(evaluated[label]),
+                final_by[label]["seed"].nunique(),
                 float(np.std(each, ddof=1)) if len(each) > 1 else None,
-                _over_clients(calibration[calibration["method"] == label]),
-                _over_clients(brier[brier["method"] == label]),
+                _over_clients(calibration[label]),
+                _over_clients(brier[label]),
                 min((d.round for d in run.diverged if d.method == label), default=None),
                 end["client"].nunique() or None,
                 absent,
-                _early_end(run, label),
+                _early_end(run, label, evaluated[label]),
                 run.part,
-                _mean(per_seed(run, valid[valid["method"] == label], "validation")),
+                _mean(per_seed(run, valid[label], "validation")),
                 {measure: by_method.get(label) for measure, by_method in measures.items()},
                 run.score,
             )
@@ -134,10 +135,9 @@ def summary(run: Run) -> list[Row]:
     return rows
 
 
-def worst_mean(values: pd.Series[float], by: Score) -> float:
+def worst_mean(value_K: NDArray[np.float64], by: Score) -> float:
     """The mean over the worst tenth of clients, at least one."""
-    count = max(1, len(values) // 10)
-    return float((values.nsmallest(count) if by.more_is_better else values.nlargest(count)).mean())
+    return float(by.sign * np.sort(by.sign * value_K)[: max(1, len(value_K) // 10)].mean())
 
 
 def _gain(run: Run, end: pd.DataFrame, base: pd.DataFrame) -> float | None:
@@ -148,14 +148,20 @@ def _gain(run: Run, end: pd.DataFrame, base: pd.DataFrame) -> float | None:
     return None if means[0] is None or means[1] is None else run.score.factor * (means[0] - means[1])
 
 
-def _evaluated(run: Run, label: str) -> int:
-    rounds = run.scores[run.scores["method"] == label].groupby("seed")["round"].max()
+def of_methods(run: Run, frame: pd.DataFrame) -> dict[str, pd.DataFrame]:
+    """The rows of each method of the run, by label; a method without any has an empty frame."""
+    parts = {str(label): part for label, part in frame.groupby("method", sort=False)}
+    return {label: parts[label] if label in parts else frame.iloc[:0] for label in run.titles}
+
+
+def _evaluated(scores: pd.DataFrame) -> int:
+    rounds = scores.groupby("seed")["round"].max()
     return int(rounds.min()) if len(rounds) else 0
 
 
-def _early_end(run: Run, label: str) -> int | None:
+def _early_end(run: Run, label: str, scores: pd.DataFrame) -> int | None:
     """The earliest round after which a seed stopped, if every seed stopped or reached the study's last round."""
-    ends = run.scores[run.scores["method"] == label].groupby("seed")["round"].max()
+    ends = scores.groupby("seed")["round"].max()
     early = [run.stopped[label, seed].round for seed in ends.index if (label, seed) in run.stopped]
     at_end = int((ends >= run.study["rounds"]).sum())
     return min(early) if early and len(early) + at_end == len(ends) else None
@@ -185,7 +191,7 @@ def new_clients(run: Run) -> list[NewClients]:
     condition = frame["client"].map(run.new_clients)
 
     def row(who: str, part: pd.DataFrame) -> NewClients:
-        mine = {label: part[part["method"] == label] for label in run.titles}
+        mine = of_methods(run, part)
         return NewClients(
             who,
             {k: _over_clients(end) for k, end in mine.items()},
@@ -236,12 +242,16 @@ def per_seed(run: Run, end: pd.DataFrame, part: Part | None = None) -> list[floa
     """
     if run.protocol.weighting == "sample":
         return _each(run, end, part)
-    return [s["value"].mean() for _, s in end.groupby("seed")]
+    return [float(value_K.mean()) for value_K in _of_seeds(end)]
 
 
 def _each(run: Run, end: pd.DataFrame, part: Part | None = None) -> list[float]:
-    weights = end["client"].map(run.sizes_of(part or run.part))
-    return [float(np.average(s["value"], weights=weights[s.index])) for _, s in end.groupby("seed")]
+    sizes = run.sizes_of(part or run.part)
+    weights = end.assign(value=[sizes[client] for client in end["client"].tolist()])
+    return [
+        float(np.average(value_K, weights=weight_K))
+        for value_K, weight_K in zip(_of_seeds(end), _of_seeds(weights), strict=True)
+    ]
 
 
 def _per_sample(run: Run, end: pd.DataFrame) -> float | None:
@@ -250,7 +260,13 @@ def _per_sample(run: Run, end: pd.DataFrame) -> float | None:
 
 def _over_clients(end: pd.DataFrame) -> float | None:
     """The mean over clients, averaged over seeds."""
-    return _mean([s["value"].mean() for _, s in end.groupby("seed")])
+    return _mean([float(value_K.mean()) for value_K in _of_seeds(end)])
+
+
+def _of_seeds(end: pd.DataFrame) -> list[NDArray[np.float64]]:
+    """The values of a method over clients, an array for each seed."""
+    seed_N, value_N = end["seed"].to_numpy(), end["value"].to_numpy()
+    return [value_N[seed_N == seed] for seed in np.unique(seed_N)]
 
 
 def _mean(values: Sequence[float]) -> float | None:
