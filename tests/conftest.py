@@ -4,8 +4,12 @@ from __future__ import annotations
 
 import gc
 import os
+
+os.environ.setdefault("OMP_NUM_THREADS", "1")  # several processes run tests; before NumPy and PyTorch are imported
+
 from collections.abc import Generator
 from functools import cache
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -42,6 +46,25 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
         return next((k for k, name in enumerate(LONGEST) if item.path.as_posix().endswith(name)), len(LONGEST))
 
     items.sort(key=place)
+
+
+@cache
+def _speaks_of_pages(path: Path) -> bool:
+    return "html" in path.read_text(encoding="utf-8")
+
+
+@pytest.hookimpl(wrapper=True)
+def pytest_runtest_protocol(item: pytest.Item) -> Generator[None, Any, Any]:
+    """A run's page takes a third of the time of a small run: it is drawn where a file of tests speaks of pages."""
+    from idiolect.report import page
+
+    drawn = page._page
+    if not _speaks_of_pages(item.path):
+        page._page = lambda runs, head=None: "a page that no test looks at"
+    try:
+        return (yield)
+    finally:
+        page._page = drawn
 
 
 @pytest.hookimpl(optionalhook=True)

@@ -182,14 +182,11 @@ def test_the_clients_have_as_many_rows_as_the_page_says(command: Command, source
         '--dataset digits3 --clients 12 --partition "domains:inside=dirichlet(alpha=0.5)" --normalise symmetric',
     ],
 )
-def test_a_setting_is_described(
-    line: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_a_setting_is_described(line: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     [command] = [c for c in COMMANDS if c.line == f"idiolect describe {line}"]
     study = study_of(command.line)
     if not (REAL / str(study.dataset) / "train.parquet").is_file():
         pytest.skip(f"the real {study.dataset} is not here: set IDIOLECT_DATA to the folder that holds it")
-    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
     where = ["--data-dir", str(REAL), "--out", str(tmp_path / "page.html"), "--json"]
     with pytest.raises(SystemExit) as ended:
         cli.main([*shlex.split(command.line)[1:], *where])

@@ -169,8 +169,12 @@ RATES = [
 ]
 
 
-@pytest.mark.parametrize("schedule", [Cosine(end=0.1, warmup=1), Step(every=1, factor=0.3), Exponential(factor=0.5)])
-@pytest.mark.parametrize(("name", "rule"), RATES, ids=str)
+SCHEDULES = [Cosine(end=0.1, warmup=1), Step(every=1, factor=0.3), Exponential(factor=0.5)]
+
+
+@pytest.mark.parametrize(
+    ("name", "rule", "schedule"), [(*rate, SCHEDULES[k % 3]) for k, rate in enumerate(RATES)], ids=str
+)
 def test_rounds_with_a_learning_rate_over_the_rounds(name: str, rule: SGD | AdamW, schedule: Schedule) -> None:
     torch.set_default_dtype(torch.float64)
     task = replace(_task(), training=replace(_task().training, optimiser=rule, schedule=schedule))

@@ -77,9 +77,9 @@ def test_what_was_computed_stays(files: Files, tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("name", [n for n in methods.names() if n != "local"])
 def test_every_method_takes_on_a_site(name: str, files: Files, tmp_path: Path) -> None:
-    study(tmp_path, name, rounds=3)
+    study(tmp_path, name, rounds=2)
     found, _ = _grown(tmp_path, files, 2)
-    last = found.records.query("round == 3 and metric == 'accuracy'")
+    last = found.records.query("round == 2 and metric == 'accuracy'")
     assert set(last["client"]) == set(range(5))
 
 

@@ -34,6 +34,8 @@ CASES: list[tuple[Schedule, int, int, float]] = [
     (Exponential(factor=0.5, warmup=1), 3, 8, 0.5),
     (Cosine(end=0.2), 4, 6, 0.6),
 ]
+OF_METHODS = [(name, *CASES[k % len(CASES)]) for k, name in enumerate(sorted(methods.ours()))]
+"""A rate is a number by the time that a method sees it: one schedule for each, and all four with every optimiser."""
 
 
 def trained(name: str, options: dict[str, Any], times: tuple[int, int], **training: Any) -> tuple[Method, Tree]:
@@ -66,8 +68,7 @@ def same(one: Tree, other: Tree) -> bool:
     )  # fmt: skip
 
 
-@pytest.mark.parametrize(("schedule", "round", "rounds", "factor"), CASES, ids=str)
-@pytest.mark.parametrize("name", sorted(methods.ours()))
+@pytest.mark.parametrize(("name", "schedule", "round", "rounds", "factor"), OF_METHODS, ids=str)
 def test_a_round_is_that_of_a_lower_rate(name: str, schedule: Schedule, round: int, rounds: int, factor: float) -> None:
     rates = OWN_RATES.get(name, {})
     options = {"adaptive": True} if name == "apfl" else {"pull": 5.0} if name == "pfedme" else {}
@@ -88,8 +89,7 @@ def test_with_every_optimiser(name: str, rule: SGD | Adam | AdamW) -> None:
         assert same(got, want)
 
 
-@pytest.mark.parametrize(("schedule", "round", "rounds", "factor"), CASES, ids=str)
-@pytest.mark.parametrize("name", sorted(methods.ours()))
+@pytest.mark.parametrize(("name", "schedule", "round", "rounds", "factor"), OF_METHODS, ids=str)
 def test_without_a_round_the_rate_is_whole(
     name: str, schedule: Schedule, round: int, rounds: int, factor: float
 ) -> None:

@@ -169,11 +169,11 @@ def _checkpoints(out: Path) -> dict[str, int]:
 MOMENTS = [("", 0.3), ("round 1,", 0.3), ("round ", 0.5), ("local: seed 0, round 6|local: 6 of 6", 0.6)]
 
 
-def test_killed_twenty_times(start: Callable[[str], Run], marker: str, whole: bytes, tmp_path: Path) -> None:
+def test_killed_twelve_times(start: Callable[[str], Run], marker: str, whole: bytes, tmp_path: Path) -> None:
     """SIGKILL at random times, four times into each folder: at the start, in the rounds, while it ends."""
     (tmp_path / "study.yaml").write_text(STUDY.to_yaml())
     draw, kills, number, seen = random.Random(0), 0, 0, set[str]()
-    while kills < 20:
+    while kills < 12:
         number += 1
         out = tmp_path / str(number)
         engine = "sequential" if number % 3 else "processes --workers 2"
@@ -194,7 +194,7 @@ def test_killed_twenty_times(start: Callable[[str], Run], marker: str, whole: by
             for label, round in re.findall(r"^(\w+): seed 0, round (\d+)", run.said, re.MULTILINE):
                 saved = next((n for cell, n in after.items() if f"-{label}-" in cell), 0)
                 assert int(round) - saved < STUDY.checkpoint_every, "more rounds were lost than since the checkpoint"
-            deadline = time.monotonic() + 10
+            deadline = time.monotonic() + 60
             while left := _workers(marker):
                 assert time.monotonic() < deadline, f"workers outlive the run: {left}"
                 time.sleep(0.02)
