@@ -50,7 +50,8 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
 
 @cache
 def _speaks_of_pages(path: Path) -> bool:
-    return "html" in path.read_text(encoding="utf-8")
+    text = path.read_text(encoding="utf-8")
+    return any(word in text for word in ("html", "page", "report"))
 
 
 @pytest.hookimpl(wrapper=True)
