@@ -394,6 +394,22 @@ def test_what_fails_is_said_and_the_rest_goes_on(tmp_path: Path, monkeypatch: py
     assert (again.status, again.to_retry, again.said, set(again.seeds or {})) == ("measured", False, "", {0, 1})
 
 
+def test_a_stop_loses_no_run_that_has_ended(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    whole, cells = reproduce.run, [made("local"), made("fedper"), made("fedavg")]
+
+    def stopped(study: Study, *args: Any, **more: Any) -> Any:
+        if study.methods[0].name == "fedper" and study.seeds == (1,):
+            raise Interrupted("stopped", 2)
+        return whole(study, *args, **more)
+
+    monkeypatch.setattr(reproduce, "run", stopped)
+    kept: dict[str, outcomes.Outcome] = {}
+    with pytest.raises(Interrupted):
+        run(cells, tmp_path / "cells", seeds=[0, 1], keep=lambda one: kept.update({str(one.cell.where["method"]): one}))
+    assert {name: set(one.seeds or {}) for name, one in kept.items()} == {"local": {0, 1}, "fedper": {0}, "fedavg": {0}}
+    assert kept["local"].seeds == {s: accuracy("local", tmp_path / f"plain{s}", seeds=[s]) for s in (0, 1)}
+
+
 def test_data_that_are_not_there(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     def gone(name: str, data_dir: Path | None = None) -> Any:
         raise InputError("cannot fetch cifar100: the hub is out of reach; put its files into --data-dir")

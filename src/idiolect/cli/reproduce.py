@@ -149,13 +149,11 @@ def reproduce_command(
             watcher=None if quiet else lambda: watcher(err_console), track=track or (),
             told=lambda text: say(err_console, text), known=outcomes_of,
             search_watcher=None if quiet else lambda: search_watcher(err_console),
+            keep=lambda result: outcome_files.keep(table, result, folder) if folder else None,
         )
     )  # fmt: skip
     if results is not None and rounds is not None:
         say(err_console, f"nothing is written to {results}, because --rounds makes this a trial")
-    elif results is not None:
-        for each in cell_results:
-            outcome_files.keep(table, each, results)
     cells_with_data = [one.cell for one in cell_results if one.status != "no data"]
     head = verdicts.head(table, cell_results)
     runs = pages.runs_of(cells_with_data, out, rounds=rounds, seeds=some)

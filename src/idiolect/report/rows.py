@@ -93,12 +93,12 @@ def summary(run: Run) -> list[Row]:
     """One row per method of the run, in the study's order."""
     final, absent = counted(run), "; ".join(f"{c.name} ({c.why})" for c in left_out(run))
     measures = means(run)
-    ends, evaluated = of_methods(run, final), of_methods(run, run.scores)
+    ends, evaluated = _of_methods(run, final), _of_methods(run, run.scores)
     fedavg = run.find("fedavg")
     wire = run.records[(run.records["stage"] == "wire") & run.records["metric"].isin(["bytes_down", "bytes_up"])]
-    valid = of_methods(run, counted(run, run.score.validation))
-    calibration, brier = (of_methods(run, counted(run, metric)) for metric in ("calibration_error", "brier"))
-    sent_by, final_by, timings = (of_methods(run, frame) for frame in (wire, run.final, run.timings))
+    valid = _of_methods(run, counted(run, run.score.validation))
+    calibration, brier = (_of_methods(run, counted(run, metric)) for metric in ("calibration_error", "brier"))
+    sent_by, final_by, timings = (_of_methods(run, frame) for frame in (wire, run.final, run.timings))
     rows = []
     for label, title in run.titles.items():
         end, sent, seconds = ends[label], sent_by[label], timings[label]["seconds"]
@@ -148,7 +148,7 @@ def _gain(run: Run, end: pd.DataFrame, base: pd.DataFrame) -> float | None:
     return None if means[0] is None or means[1] is None else run.score.factor * (means[0] - means[1])
 
 
-def of_methods(run: Run, frame: pd.DataFrame) -> dict[str, pd.DataFrame]:
+def _of_methods(run: Run, frame: pd.DataFrame) -> dict[str, pd.DataFrame]:
     """The rows of each method of the run, by label; a method without any has an empty frame."""
     parts = {str(label): part for label, part in frame.groupby("method", sort=False)}
     return {label: parts[label] if label in parts else frame.iloc[:0] for label in run.titles}
@@ -191,7 +191,7 @@ def new_clients(run: Run) -> list[NewClients]:
     condition = frame["client"].map(run.new_clients)
 
     def row(who: str, part: pd.DataFrame) -> NewClients:
-        mine = of_methods(run, part)
+        mine = _of_methods(run, part)
         return NewClients(
             who,
             {k: _over_clients(end) for k, end in mine.items()},

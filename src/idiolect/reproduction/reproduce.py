@@ -16,7 +16,7 @@ from idiolect.core.errors import InputError, Interrupted, RunError
 from idiolect.reproduction.outcomes import Outcome, SeedResult, Status, outcome
 from idiolect.reproduction.recipes import Cell
 from idiolect.reproduction.searches import chosen, search_run
-from idiolect.reproduction.seed_runs import divergence_message, seed_runs
+from idiolect.reproduction.seed_runs import SeedRun, divergence_message, seed_runs
 from idiolect.studies.progress import Watcher
 from idiolect.studies.runner import run
 from idiolect.studies.trackers import Make, Tracking
@@ -40,6 +40,7 @@ def reproduce(
     told: Callable[[str], None] = lambda text: None,
     known: Callable[[Cell], Mapping[int, SeedResult]] = lambda c: {},
     search_watcher: Callable[[], SearchWatcher] | None = None,
+    keep: Callable[[Outcome], object] = lambda result: None,
 ) -> Iterator[Outcome]:
     """Run what cells still need, seed by seed so that every cell has one number early; yield each cell's outcome.
 
@@ -57,6 +58,7 @@ def reproduce(
         told: gets a line before each run, and a sentence for each run that is not possible.
         known: results by seed for which a cell needs no run.
         search_watcher: shows each search.
+        keep: gets what a cell has as soon as one of its runs has ended, so that nothing is lost if a later one stops.
 
     Raises:
         InputError: there is no such engine or tracker.
@@ -77,19 +79,23 @@ def reproduce(
             rest = None if ends is None else ends - time.monotonic()
             yield from reproduce(
                 [c], out, rounds=rounds, seeds=seeds, engine=engine, workers=workers, budget=rest, watcher=watcher,
-                track=track, told=told, known=known,
+                track=track, told=told, known=known, keep=keep,
             )  # fmt: skip
         return
     reasons: dict[Path, tuple[Status, str]] = {}
     results = [known(c) for c in cells]
-    jobs = {
-        one.folder: one
-        for seed in seeds
-        for c, mine in zip(cells, results, strict=True)
-        if seed not in mine
-        for one in seed_runs(c, out, rounds=rounds, seeds=[seed])
-    }
-    for number, one in enumerate(jobs.values(), 1):
+
+    def cell_outcome(c: Cell, mine: Mapping[int, SeedResult]) -> Outcome:
+        result = outcome(c, seed_runs(c, out, rounds=rounds, seeds=seeds), reasons, mine)
+        keep(result)
+        return result
+
+    jobs: dict[Path, tuple[SeedRun, list[tuple[Cell, Mapping[int, SeedResult]]]]] = {}
+    for seed in seeds:
+        for c, mine in zip(cells, results, strict=True):
+            for one in seed_runs(c, out, rounds=rounds, seeds=[seed]) if seed not in mine else ():
+                jobs.setdefault(one.folder, (one, []))[1].append((c, mine))
+    for number, (one, its_cells) in enumerate(jobs.values(), 1):
         try:
             if one.complete or divergence_message(one.folder):
                 continue
@@ -121,9 +127,13 @@ def reproduce(
             if ends is None or time.monotonic() < ends:
                 where = str(error).partition(";")[0]
                 raise Interrupted(f"{where}; the same command continues from here", error.signal) from None
+        else:
+            for c, mine in its_cells:
+                with suppress(InputError):  # of another seed's folder: the cell says it at the end
+                    cell_outcome(c, mine)
     for c, mine in zip(cells, results, strict=True):
         try:
-            yield outcome(c, seed_runs(c, out, rounds=rounds, seeds=seeds), reasons, mine)
+            yield cell_outcome(c, mine)
         except InputError as error:  # a broken folder, or one with another study
             yield Outcome(c, "no data", said=str(error), to_retry=True)
 
