@@ -20,6 +20,7 @@ from idiolect.methods import Entry, profile
 from idiolect.reproduction import outcome_files, searches
 from idiolect.reproduction.outcomes import SeedResult, outcome_of
 from idiolect.reproduction.recipes import Choice
+from idiolect.reproduction.recipes import own as recipes_of_our_own
 from idiolect.reproduction.seed_runs import digest
 
 ROOT = Path(__file__).parents[1]
@@ -62,6 +63,30 @@ def test_the_pages_of_our_own_methods_are_what_results_hold(own: Any) -> None:
     made = own.made()
     stale = [p.name for p, text in made.items() if not p.exists() or p.read_text(encoding="utf-8") != text]
     assert not stale, "run python docs/own.py"
+
+
+def test_the_page_of_the_fields_methods_is_what_results_hold() -> None:
+    rivals = script("rivals")
+    assert rivals.PAGE.read_text(encoding="utf-8") == rivals.page(), "run python docs/rivals.py"
+    assert rivals.choices(rivals.trials()) == recipes_of_our_own._CHOICES
+
+
+def test_the_choice_is_the_trial_with_the_best_mean_of_both_settings(monkeypatch: pytest.MonkeyPatch) -> None:
+    """One that diverged on one of the two is not chosen; nothing is, before all trials of a method are there."""
+    rivals = script("rivals")
+    draw = np.random.default_rng(0)
+    sums: dict[str, Any] = {name: np.zeros(6) for name in recipes_of_our_own._FIELD}
+    results: dict[str, dict[int, SeedResult]] = {}
+    for cell in rivals.recipes.get(rivals.TRIALS).cells:
+        method, trial, dataset = (cell.where[k] for k in ("method", "trial", "dataset"))
+        value = None if (trial, dataset) == (1 + len(method) % 6, "cifar10") else draw.uniform(20, 90)
+        sums[method][trial - 1] += np.nan if value is None else value
+        results[cell.slug] = {} if (method, trial) == ("moon", 3) else {0: SeedResult(value, 60)}
+    monkeypatch.setattr(rivals.outcome_files, "kept_results", lambda recipe, cell, folder: results.get(cell.slug, {}))
+    frame = rivals.trials()
+    assert rivals.choices(frame) == {m: int(np.nanargmax(sums[m])) + 1 for m in sums if m != "moon"}
+    assert "| MOON | 1 of 6 trials are missing |" in "\n".join(rivals.of_trials(frame))
+    assert "408 of 408 runs on the 24 settings are missing." in rivals.page()
 
 
 def test_the_page_of_natural_clients_is_what_results_hold() -> None:

@@ -1,5 +1,6 @@
 """The recipes of the report of FedShrink, and what is left of FedPool's: the design that their protocols describe."""
 
+import math
 import re
 from collections import Counter
 from pathlib import Path
@@ -46,6 +47,34 @@ def test_all_methods_train_alike() -> None:
     assert (study.lr, study.momentum, study.weight_decay) == (0.01, 0.5, 5e-4)
     assert (study.clients, study.new_clients) == (15, 3)
     assert all(c.study.methods[0] == use("fedshrink") for c in cells if c.study and c.where["method"] == "fedshrink")
+
+
+def test_trials_are_spread_alike_over_clients_of_their_own() -> None:
+    """As docs/results/rivals.md says: one in each sixth of a range, the same learning rates for all, other clients."""
+    cells = recipes.get("own/development").cells
+    compared = recipes.get("own/table6").cells
+    assert len(compared) == 24 * len({c.where["method"] for c in cells})
+    rates = {}
+    for c in cells:
+        assert c.study is not None
+        (one,) = c.study.methods
+        given = one.options | one.settings
+        rates.setdefault(c.where["method"], []).append(given.get("lr"))
+        assert (c.study.data_seed, c.study.new_clients, c.study.protocol.validation) == (1, None, 0.2)
+        assert c.reads == "validation_accuracy"
+    own = {name: rates.pop(name) for name in ("fedala", "fedcr")}
+    assert len(set(map(tuple, rates.values()))) == 1
+    for spread, low, high in (
+        (rates["local"], 0.001, 0.3), *((own[name], *_range(name, "lr")) for name in own),
+    ):  # fmt: skip
+        assert spread[:6] == spread[6:]
+        sixth = sorted(int(6 * math.log(v / low) / math.log(high / low)) for v in spread[:6])
+        assert sixth == list(range(6))
+
+
+def _range(method: str, option: str) -> tuple[float, float]:
+    low, _, high = methods.get(method).search[option].removesuffix(":log").partition("..")
+    return float(low), float(high)
 
 
 def test_the_protocol_says_what_is_run() -> None:

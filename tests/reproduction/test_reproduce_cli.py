@@ -28,7 +28,7 @@ ALL = {
     ],
 }  # fmt: skip
 EVERY = [f"{paper}/{entry}" for paper, entries in ALL.items() for entry in entries]
-OWN = ["natural/table1", *(f"own/table{n}" for n in (1, 3, 4, 5))]
+OWN = ["natural/table1", *(f"own/table{n}" for n in (1, 3, 4, 5, 6)), "own/development"]
 
 
 class Said(NamedTuple):

@@ -1,16 +1,23 @@
-"""idiolect's own method beside the papers': docs/methods/fedpool-protocol.md and docs/methods/fedshrink-protocol.md.
+"""idiolect's own method beside the papers', and the field's beside both.
 
-There are no numbers of a paper to compare with. Tables 1 and 3 share their runs. They keep the numbers of FedPool,
-which is no longer a method; table 2 was about its parts.
+There are no numbers of a paper to compare with. The protocols are docs/methods/fedpool-protocol.md and
+docs/methods/fedshrink-protocol.md; of table 6 and its trials, docs/results/rivals.md. Tables 1 and 3 share their runs.
+They keep the numbers of FedPool, which is no longer a method; table 2 was about its parts.
 """
 
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
+from dataclasses import replace
 from itertools import product
 from typing import Any
 
 from idiolect.reproduction.recipes import Cell, Recipe, cell
+from idiolect.studies import Study
+from idiolect.studies.method_use import Use, label_of, use
+from idiolect.tuning.sampler import spread
+from idiolect.tuning.space import DEFAULT, spaces, with_values
+from idiolect.tuning.trials import USUAL_SHARE
 
 _DATASETS = ("fashion_mnist", "cifar10")
 _PARTITIONS = {
@@ -135,3 +142,67 @@ def table5() -> Recipe:
     return Recipe(
         "own/table5", "", "results", cells, assumptions=("The protocol is docs/methods/fedshrink-protocol.md.",)
     )
+
+
+_FIELD = (
+    "local", "fedavg", "fedavg_ft", "fedlda", "fedpac", "pfedfda", "fedcr", "fedshrink", "fedala", "feddbe", "fedas",
+    "gpfl", "fedcp", "moon", "feddyn", "fedamp", "perfedavg",
+)  # fmt: skip
+_TRIALS = 6
+_DEVELOPMENT: tuple[dict[str, Any], ...] = (
+    {"dataset": "cifar10", "partition": "dominant", "shift": "clean", "samples": 75},
+    {"dataset": "fashion_mnist", "partition": "classes_5", "shift": "rotated_groups", "samples": 50},
+)
+_CHOICES: dict[str, int] = {}
+"""Which trial of ``development`` is each method's choice: docs/own.py says it, and a test compares."""
+
+
+def _trials(method: str) -> list[Use]:
+    """Six settings of a method, spread over the ranges that it declares and that of the learning rate."""
+    one = use(method)
+    space = spaces(Study(methods=(one,)), {DEFAULT: ""})[one.label]
+    uses = [with_values(one, values) for values in spread(0, space, _TRIALS)]
+    return [u.model_copy(update={"label": label_of(u.name, u.options, u.settings)}) for u in uses]
+
+
+def _with_use(c: Cell, one: Use) -> Cell:
+    assert c.study is not None
+    return replace(c, study=c.study.with_methods([one]))
+
+
+def development() -> Recipe:
+    """Six trials of each method of own/table6 on two settings, of which validation samples choose one."""
+    assumption = (
+        f"{USUAL_SHARE:.0%} of each client's training samples are held out; the numbers are validation accuracies. The "
+        "protocol is docs/results/rivals.md. One seed, 0."
+    )
+    cells = [
+        _trial({**where, "trial": number, "method": method}, one)
+        for where in _DEVELOPMENT
+        for method in _FIELD
+        for number, one in enumerate(_trials(method), 1)
+    ]
+    return Recipe("own/development", "", "results", tuple(cells), assumptions=(assumption,))
+
+
+def _trial(where: Mapping[str, Any], one: Use) -> Cell:
+    """On clients that the compared settings do not have, of whom none joins."""
+    settings = {name: value for name, value in _settings(where).items() if not name.startswith("new_")}
+    settings |= {"data_seed": 1, "protocol": {"validation": USUAL_SHARE}}
+    return _with_use(cell(where, settings, one.name, reads="validation_accuracy"), one)
+
+
+def table6() -> Recipe:
+    """What papers compare with most, the four papers' methods and FedShrink, tuned alike on the cells of own/table1."""
+    cells = [_chosen(where, method) for where in _conditions() for method in _FIELD]
+    return Recipe(
+        "own/table6", "", "results", tuple(cells), assumptions=("The protocol is docs/results/rivals.md. One seed, 0.",)
+    )
+
+
+def _chosen(where: Mapping[str, Any], method: str) -> Cell:
+    """A cell with the settings that the trials chose."""
+    if method not in _CHOICES:
+        return Cell({**where, "method": method}, absent="its settings are not chosen yet: see own/development")
+    c = cell({**where, "method": method}, _settings(where), method)
+    return _with_use(c, _trials(method)[_CHOICES[method] - 1])
