@@ -17,7 +17,7 @@ REST = $(BIN)/python -c 'import tomllib; print(*tomllib.load(open("pyproject.tom
 UV = $(BIN)/uv pip install --quiet --native-tls --python $(BIN)/python --constraint constraints.txt
 INSTALL = $(UV) $(1) || $(PIP) $(1)
 
-.PHONY: run test setup check rounding bench docs lint clean
+.PHONY: run test setup check thorough rounding bench docs lint clean
 
 run: $(READY)  ## train seven methods on digits and compare them (about a minute)
 	$(BIN)/idiolect run examples/digits.yaml
@@ -58,6 +58,9 @@ lint: setup
 check: setup  ## what continuous integration runs: style, types, layers, tests
 	$(MAKE) --no-print-directory --jobs 2 lint $(READY_TESTS)
 	$(BIN)/python -m pytest -n 3
+
+thorough: setup  ## every test with every method, those too for which faster ones stand in make test (an hour)
+	$(BIN)/python -m pytest -n 3 --thorough
 
 # The plainest instructions of torch differ from any processor's own. Only what compares numbers that are not bits is here.
 rounding: setup  ## tests of the contract, methods and vectorised engine again, as a processor of another kind rounds

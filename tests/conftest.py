@@ -1,4 +1,9 @@
-"""How the suite is spread over processes (``pytest -n 3``): a file's tests stay together, the longest files begin."""
+"""How the suite is spread over processes, and what is left to ``pytest --thorough``.
+
+A file's tests stay together, and the longest files begin. Tests that take long, and whose subject a faster one has too,
+are marked ``thorough``, or all their parameters ``but`` some (patterns of their names). What every method goes through
+beside the contract is marked ``kinds``: it is usually run with some methods, whose states have every form.
+"""
 
 from __future__ import annotations
 
@@ -7,7 +12,8 @@ import os
 
 os.environ.setdefault("OMP_NUM_THREADS", "1")  # several processes run tests; before NumPy and PyTorch are imported
 
-from collections.abc import Generator
+from collections.abc import Callable, Generator
+from fnmatch import fnmatch
 from functools import cache
 from pathlib import Path
 from typing import Any
@@ -28,6 +34,18 @@ LONGEST = ("fuzz/test_fuzz.py", "engines/test_ray.py", "contract/test_contract.p
            "reproduction/test_reproduce.py", "report/test_browser.py")  # fmt: skip
 
 
+KINDS = frozenset({
+    "local", "fedavg", "fedper", "scaffold", "ditto", "fedem", "fedfomo", "pfedhn", "fedkd", "fedtgp", "floco",
+    "fedpac", "pfedfda", "fedcr", "fedlda", "fedshrink",
+})  # fmt: skip
+"""A method for each form of what server and client keep: nothing, a head, a body, a model, several, of each client, a
+generator, prototypes, statistics, a second network."""
+
+
+def pytest_addoption(parser: pytest.Parser) -> None:
+    parser.addoption("--thorough", action="store_true", help="the tests that take long too, and every method in each")
+
+
 @pytest.hookimpl(wrapper=True)
 def pytest_collection() -> Generator[None, Any, Any]:
     """Nothing that is imported or collected is garbage: to look for it takes a fifth of the time."""
@@ -39,8 +57,25 @@ def pytest_collection() -> Generator[None, Any, Any]:
         gc.enable()
 
 
-def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+def _is_of_kinds(method: str) -> bool:
+    return method.partition(":")[0] in KINDS
+
+
+def _is_usual(item: pytest.Item) -> bool:
+    if item.get_closest_marker("kinds"):
+        params = item.callspec.params  # type: ignore[attr-defined]
+        return _is_of_kinds(params.get("name", params.get("method")))
+    if thorough := item.get_closest_marker("thorough"):
+        id = item.callspec.id if hasattr(item, "callspec") else ""
+        return any(fnmatch(id, pattern) for pattern in thorough.kwargs.get("but", ()))
+    return True
+
+
+def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
     """The longest files first, so that none of them is all that is left at the end."""
+    if not config.getoption("thorough"):
+        config.hook.pytest_deselected(items=[item for item in items if not _is_usual(item)])
+        items[:] = filter(_is_usual, items)
 
     def place(item: pytest.Item) -> int:
         return next((k for k, name in enumerate(LONGEST) if item.path.as_posix().endswith(name)), len(LONGEST))
@@ -79,6 +114,13 @@ def pytest_xdist_make_scheduler(config: pytest.Config, log: Any) -> Any:
 
     config.option.loadscopereorder = False
     return Files(config, log)
+
+
+@pytest.fixture(scope="session")
+def of_kinds(request: pytest.FixtureRequest) -> Callable[[list[str]], list[str]]:
+    """Those of these methods that tests marked ``kinds`` are tried with."""
+    every = request.config.getoption("thorough")
+    return lambda names: [name for name in names if every or _is_of_kinds(name)]
 
 
 @pytest.fixture

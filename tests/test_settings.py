@@ -173,6 +173,7 @@ def test_the_clients_have_as_many_rows_as_the_page_says(command: Command, source
     assert command.says == says([len(rows) for rows in made.train], [len(rows) for rows in made.test])
 
 
+@pytest.mark.thorough(but=["line2"])
 @pytest.mark.data
 @pytest.mark.parametrize(
     "line",

@@ -65,6 +65,7 @@ def test_all_diverge(idiolect: Command, caplog: pytest.LogCaptureFixture) -> Non
     assert Path("r/report.html").exists()
 
 
+@pytest.mark.thorough(but=["1"])
 @pytest.mark.parametrize("lanes", [1, 2])
 def test_what_diverges_ends_alone(
     idiolect: Command, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture, lanes: int

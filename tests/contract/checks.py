@@ -77,10 +77,12 @@ def _states(build: toy.Build) -> tuple[Method, State]:
     return build(toy.task()), State(server, clients, state.round)
 
 
-def engines_agree(build: toy.Build, pool: Callable[[int], AbstractContextManager[Processes]] = Processes) -> None:
+def engines_agree(
+    build: toy.Build, workers: Callable[[], AbstractContextManager[Processes]] = lambda: Processes(2)
+) -> None:
     """The same bits from the loop and from two worker processes."""
     end, records = _run(build, Sequential(), 2, data=toy.shared())
-    other, others = _run(build, pool(2), 2, data=toy.shared())
+    other, others = _run(build, workers(), 2, data=toy.shared())
     _same((end.server, list(end.clients)), (other.server, list(other.clients)), "sequential and two workers")
     assert records == others, "records of sequential and two workers differ"
 

@@ -63,7 +63,7 @@ def shared() -> Iterator[dict[str, Callable[..., None]]]:
             assert server.stdout.readline() == "0\n"
 
         yield {
-            "engines_agree": partial(checks.engines_agree, pool=lambda count: nullcontext(workers)),
+            "engines_agree": partial(checks.engines_agree, workers=lambda: nullcontext(workers)),
             "resumes_exactly": partial(checks.resumes_exactly, afresh=afresh),
         }
 
@@ -144,6 +144,7 @@ WITH_NORMS = [
 LONGER: dict[str, dict[str, object]] = {"fedper": {"tuning_epochs": 10}, "pfedhn": {"steps": 40}}  # with few samples
 
 
+@pytest.mark.kinds
 @pytest.mark.parametrize(("name", "check"), WITH_NORMS)
 def test_method_satisfies_with_batch_normalisation(
     name: str, check: str, tmp_path: Path, shared: dict[str, Callable[..., None]]

@@ -646,6 +646,7 @@ def test_a_partition_that_says_how_many_clients_there_are_is_held_to_it(monkeypa
         build("mine", clients=None)
 
 
+@pytest.mark.thorough
 @pytest.mark.data
 def test_real_fashion_mnist_in_the_papers_setting(fashion_mnist):
     d = data.build(fashion_mnist, Spec.parse("dominant"), [], 20, 0)

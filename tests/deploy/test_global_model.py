@@ -220,6 +220,7 @@ def test_few_samples_have_the_personal_model_alone(name: str, digits: idl.Result
     assert "Blend:" not in page
 
 
+@pytest.mark.thorough(but=["ditto"])
 @pytest.mark.parametrize("name", ["ditto", "fedala"])
 def test_a_blend_of_two_is_one_onnx_file(name: str, digits: idl.Result, tmp_path: Path) -> None:
     pytest.importorskip("onnxruntime")
@@ -242,6 +243,7 @@ def visits(rows: int, seed: int) -> pd.DataFrame:
     })  # fmt: skip
 
 
+@pytest.mark.thorough(but=["pressure"])
 @pytest.mark.parametrize("target", ["pressure", "cough+fever"])
 def test_numbers_and_labels_are_compared_with_the_local_model(target: str, tmp_path: Path) -> None:
     names = target.split("+")

@@ -175,6 +175,7 @@ def test_labels_that_are_refused(bundle: Bundle, call: Call, spoil: Callable, ta
     assert not Path("site").exists()
 
 
+@pytest.mark.thorough(but=["fedshrink"])
 def test_harm_is_judged_by_the_log_loss(bundle: Bundle, tmp_path: Path) -> None:
     visits(80, 1).drop(columns="site").to_csv(tmp_path / "my.csv", index=False)
     samples = own(bundle, tmp_path / "my.csv")
@@ -209,6 +210,7 @@ def test_harm_is_judged_by_the_log_loss(bundle: Bundle, tmp_path: Path) -> None:
                 assert cost(weights) <= cost(weights | {name: max(0.0, weights[name] + step)}) + 1e-9
 
 
+@pytest.mark.thorough(but=["fedshrink"])
 def test_a_sites_model_keeps_thresholds_and_errors(bundle: Bundle, site: Bundle) -> None:
     about = site.about
     assert (about.task, about.models) == ("multilabel", ("this site",))
@@ -275,6 +277,7 @@ def test_watching(site: Bundle, call: Call) -> None:
     assert (code, "predicts several labels" in err) == (2, True)
 
 
+@pytest.mark.thorough(but=["fedshrink-onnx"])
 @pytest.mark.parametrize("format", ["torch", "onnx"])
 def test_exports(site: Bundle, format: str, tmp_path: Path) -> None:
     if format == "onnx":

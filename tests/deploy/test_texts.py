@@ -163,6 +163,7 @@ def test_images_are_refused(site: Bundle, tmp_path: Path) -> None:
         predict(site, tmp_path, tmp_path / "p.csv")
 
 
+@pytest.mark.thorough(but=["*text_cnn*"])
 @pytest.mark.parametrize(
     "network", ["embedding_mean:width=4", "text_cnn:width=4,maps=3", "char_lstm:hidden=4,layers=1"]
 )

@@ -28,6 +28,7 @@ def values(frame, metric):
     return frame[frame["metric"] == metric]["value"].to_numpy()
 
 
+@pytest.mark.thorough(but=["*-groups", "pfedfda-*each_class*", "fedfomo-ordered"])
 @pytest.mark.parametrize("kind", KINDS)
 @pytest.mark.parametrize("method", METHODS)
 def test_engines_give_the_same_numbers(method, kind, tmp_path, visits):

@@ -97,6 +97,7 @@ def by_hand(method: Method, server: Any, whole: FederatedData, seed: int, id: in
 # --- with every method
 
 
+@pytest.mark.kinds
 @pytest.mark.parametrize("name", methods.names())
 def test_joining_changes_nothing_and_is_what_the_contract_says(name: str) -> None:
     whole = federation()

@@ -124,6 +124,7 @@ def _agree(ours: tuple[State, list[Record]], plain: tuple[State, list[Record]], 
 # --- agreement with the plain loop, which every other engine gives the bits of
 
 
+@pytest.mark.kinds
 @pytest.mark.parametrize(("name", "options"), FORMS)
 def test_a_round_in_float32(name: str, options: dict[str, Any]) -> None:
     engine, job = Vectorised(device="cpu"), _job(name, options)
@@ -172,6 +173,7 @@ RATES = [
 SCHEDULES = [Cosine(end=0.1, warmup=1), Step(every=1, factor=0.3), Exponential(factor=0.5)]
 
 
+@pytest.mark.thorough(but=["fedavg_ft-*", "apfl-SGD*", "pfedme-*"])
 @pytest.mark.parametrize(
     ("name", "rule", "schedule"), [(*rate, SCHEDULES[k % 3]) for k, rate in enumerate(RATES)], ids=str
 )
@@ -616,6 +618,7 @@ def _on_meta(build: Callable[[Task], Method], task: Task) -> None:
     assert all(a.is_meta for a in tree.leaves((found, personalised)))
 
 
+@pytest.mark.kinds
 @pytest.mark.parametrize(("name", "options"), FORMS + OTHERS)
 def test_no_method_asks_the_host(name: str, options: dict[str, Any]) -> None:
     _on_meta(partial(methods.build, name, options | SHORT.get(name, {})), _task())
@@ -690,6 +693,7 @@ def test_a_key_is_made_without_a_copy() -> None:
 # --- the benchmark
 
 
+@pytest.mark.thorough
 def test_the_benchmark_runs(
     tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -36,6 +36,7 @@ def site_files(path: Path) -> SiteFiles:
     return SiteFiles(path, target="label" if path.suffix else None)
 
 
+@pytest.mark.thorough(but=["write_bert*"])
 @pytest.mark.parametrize(
     ("write", "samples", "more"), [(write_vit, photos, {}), (write_bert, reviews, {"text": "say"})]
 )
@@ -60,6 +61,7 @@ def test_the_numbers_are_those_of_a_simulation_and_the_backbone_is_not_sent(
     assert both == 2 * one > 0  # two methods send both factors, and one keeps the second at the site
 
 
+@pytest.mark.thorough(but=["write_vit*"])
 @pytest.mark.parametrize(
     ("write", "samples", "more"), [(write_vit, photos, {}), (write_bert, reviews, {"text": "say"})]
 )

@@ -52,6 +52,7 @@ def _card(folder: Path) -> str:
     return (folder / "README.md").read_text()
 
 
+@pytest.mark.thorough(but=["all", "two never there", "two refused", "revoked later"])
 @pytest.mark.parametrize(
     ("change", "clients", "count"),
     [

@@ -103,6 +103,7 @@ def test_the_server_says_a_methods_note_as_a_run_does(
     assert [one.split(":")[0] for one in said] == [f"method {name}" for name in noted]
 
 
+@pytest.mark.thorough(but=["cosine*"])
 @pytest.mark.parametrize("schedule", ["cosine:warmup=1", "step:every=1,factor=0.5", "constant:warmup=2"])
 def test_sites_know_the_round_and_the_last_one(schedule: str, files: Files, tmp_path: Path) -> None:
     """A learning rate over the rounds is that of a simulation, also in the stage that trains once more."""

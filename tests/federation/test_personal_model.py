@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import shutil
 import stat
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -57,12 +58,12 @@ class Finished(NamedTuple):
 
 
 @pytest.fixture(scope="module")
-def finished(tmp_path_factory: pytest.TempPathFactory) -> Finished:
+def finished(tmp_path_factory: pytest.TempPathFactory, of_kinds: Callable[[list[str]], list[str]]) -> Finished:
     folder = tmp_path_factory.mktemp("finished")
     files = tables(folder, FEW, ROWS)
     rng = np.random.default_rng(9)
     pd.DataFrame(rng.normal(size=(30, 5)), columns=[f"m{k}" for k in range(5)]).to_csv(folder / "new.csv", index=False)
-    study(folder, ", ".join(f"'{name}'" for name in EVERY), rounds=2, save_predictions="true")
+    study(folder, ", ".join(f"'{name}'" for name in of_kinds(EVERY)), rounds=2, save_predictions="true")
     whole = study_for(folder / "study.yaml", "trial")
     link = Loop(workers(folder / "states", files))
     conduct(whole, link, FEW, folder / "run", Events(quiet=True))
@@ -84,6 +85,7 @@ def predicted_by_newcomer(bundle: Bundle, samples: Samples, where: Path) -> torc
     return log_probabilities(Personal(down, client), bundle.methods["personal"], x_N).exp()
 
 
+@pytest.mark.kinds
 @pytest.mark.parametrize("name", EVERY)
 def test_a_sites_state_predicts_as_the_simulations_client(name: str, finished: Finished, tmp_path: Path) -> None:
     simulated = finished.simulated.bundle(name, tmp_path / "simulated", client="south")
@@ -99,6 +101,7 @@ def test_a_sites_state_predicts_as_the_simulations_client(name: str, finished: F
     torch.testing.assert_close(predicted(written, new), predicted(model, new), atol=1e-6, rtol=0)
 
 
+@pytest.mark.kinds
 @pytest.mark.parametrize("name", EVERY)
 def test_the_server_bundles_what_a_new_client_gets(name: str, finished: Finished, tmp_path: Path) -> None:
     bundle = result(finished.folder / "run").bundle(name, tmp_path / "b")
@@ -115,6 +118,7 @@ def test_the_server_bundles_what_a_new_client_gets(name: str, finished: Finished
         assert one.personal == pytest.approx(other.personal, abs=1e-6)
 
 
+@pytest.mark.thorough(but=["fedpac"])
 @pytest.mark.parametrize("name", ["fedavg", "fedpac", "ditto:personal=head+body.?.bias"])
 def test_a_site_joins_with_the_servers_bundle(name: str, finished: Finished, tmp_path: Path) -> None:
     bundles = [
@@ -398,6 +402,7 @@ def test_the_commands_take_a_state_folder(
 ) -> None:
     monkeypatch.chdir(tmp_path)
     state, new, table = finished.folder / "states" / "north", finished.folder / "new.csv", finished.files["north"]
+    names = [use.name for use in finished.simulated.study.methods]
     assert call("predict", state, "--method", "fedper", "--data", new, "--out", "p.parquet") == 0
     found = pd.read_parquet("p.parquet").filter(like="p_").to_numpy()
     np.testing.assert_allclose(found, predicted(finished.state(method="fedper"), new), atol=1e-7)
@@ -413,7 +418,7 @@ def test_the_commands_take_a_state_folder(
     run, of, copy = finished.folder / "run", ("--method", "fedper"), tmp_path / "copy"
     shutil.copytree(run, copy, ignore=shutil.ignore_patterns(".federation.json"))
     for line, said in (
-        (("predict", state, "--data", new), f"trial has {len(EVERY)} methods: give --method as one of apfl, "),
+        (("predict", state, "--data", new), f"trial has {len(names)} methods: give --method as one of {names[0]}, "),
         (("predict", "b", "--data", new, "--method", "fedper"), "--method is for a site's state folder, and b is none"),
         (("predict", "b", "--own"), "--own is for a site's state folder"),
         (("predict", "b"), "give --data (new samples), or --own"),
@@ -433,6 +438,7 @@ def test_the_commands_take_a_state_folder(
     assert not Path("c").exists()
 
 
+@pytest.mark.thorough(but=["fedala"])
 @pytest.mark.parametrize("method", ["ditto", "fedala", "fedavg"])
 def test_a_site_without_a_global_model_is_compared_with_what_it_does_alone(method: str, tmp_path: Path) -> None:
     """With 48 training samples there is a local model, with 24 none."""

@@ -181,6 +181,7 @@ def test_methods_stop_early_as_in_a_simulation(files: Files, tmp_path: Path, cap
         assert f"its accuracy in the table is that of round {stop.best}" in caplog.text
 
 
+@pytest.mark.thorough(but=["2-client", "4-sample"])
 @pytest.mark.parametrize("weighting", ["client", "sample"])
 @pytest.mark.parametrize("back", [2, 4])
 def test_a_site_that_comes_late_counts_as_in_the_report(

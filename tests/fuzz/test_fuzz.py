@@ -1,4 +1,4 @@
-"""Three hundred cases of odd settings, broken files and damaged run folders: none ends in anything but a result or a
+"""Cases of odd settings, broken files and damaged run folders: none ends in anything but a result or a
 sentence. See ``run.py`` for more of them, or for one again."""
 
 from __future__ import annotations
@@ -19,9 +19,10 @@ def _run(*arguments: str) -> str:
 
 
 @pytest.mark.skipif(sys.platform != "linux", reason="looks at /proc")
-def test_cases() -> None:
-    said = _run("--seed", "1", "--cases", "120", "--jobs", "2")
-    assert "120 cases, 0 failed" in said
+def test_cases(pytestconfig: pytest.Config) -> None:
+    cases = 300 if pytestconfig.getoption("thorough") else 60
+    said = _run("--seed", "1", "--cases", str(cases), "--jobs", "2")
+    assert f"{cases} cases, 0 failed" in said
     for family in ("settings", "files", "run folders"):
         counted = next(line for line in said.splitlines() if line.startswith(f"{family}: "))
         assert "accepted" in counted

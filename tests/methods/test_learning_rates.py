@@ -89,6 +89,7 @@ def test_with_every_optimiser(name: str, rule: SGD | Adam | AdamW) -> None:
         assert same(got, want)
 
 
+@pytest.mark.kinds
 @pytest.mark.parametrize(("name", "schedule", "round", "rounds", "factor"), OF_METHODS, ids=str)
 def test_without_a_round_the_rate_is_whole(
     name: str, schedule: Schedule, round: int, rounds: int, factor: float

@@ -191,6 +191,7 @@ def test_frozen_weights_are_no_weights_of_the_model(model: str, names: tuple[lis
         assert torch.equal(network.features(one.body, x_B), network.features(other.body, x_B))
 
 
+@pytest.mark.kinds
 @pytest.mark.parametrize("method", [*methods.names()])
 @pytest.mark.parametrize("model", ["all_frozen", "both"])
 def test_every_method_takes_them(model: str, method: str) -> None:

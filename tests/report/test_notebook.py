@@ -194,6 +194,7 @@ def test_a_bundle_shows_its_facts(tmp_path: Path) -> None:
     assert ["Models", "0, 1, 2"] in models
 
 
+@pytest.mark.thorough(but=["400-*#fff", "1000-*#111"])
 @pytest.mark.browser
 @pytest.mark.parametrize(("ink", "paper"), [("rgb(34, 34, 34)", "#fff"), ("rgb(221, 221, 221)", "#111")])
 @pytest.mark.parametrize("width", [400, 1000])
@@ -241,6 +242,7 @@ def test_every_figure_is_a_chart_with_the_same_numbers(folder: Path) -> None:
     assert [line[0] for line in names] == list(charts)
 
 
+@pytest.mark.thorough(but=["rounds-svg*", "labels-png*"])
 @pytest.mark.parametrize(
     ("name", "form", "first"),
     [
@@ -256,6 +258,7 @@ def test_charts_are_saved(name: str, form: str, first: bytes, folder: Path, tmp_
     assert len(content) > 2000
 
 
+@pytest.mark.thorough(but=["spread-*", "rounds-*"])
 @pytest.mark.parametrize(
     ("name", "renderer", "kind"),
     [("spread", "svg", "image/svg+xml"), ("labels", "svg", "image/svg+xml"), ("rounds", "png", "image/png")],

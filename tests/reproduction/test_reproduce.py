@@ -144,6 +144,7 @@ def as_measured(c: Cell, one: report.Run) -> report.Run:
     )
 
 
+@pytest.mark.thorough(but=["fedpac/fig5*", "fedcr/*", "pfedfda/*"])
 @pytest.mark.parametrize(
     ("recipe", "axis", "groups", "at", "count"),
     [
@@ -839,8 +840,14 @@ def test_a_rough_estimate_knows_only_methods_that_there_are() -> None:
 def test_what_a_forecast_counts(settings: dict[str, Any], seconds: float) -> None:
     study = made("fedper", partition="dominant", keep=0.5, **settings).study
     assert study is not None
-    found = forecast._cost(study, data.describe("digits"), speeds.Speed(1e-3, 2e-3, 5e-4))
+    found = forecast._cost(study, SMALL["clients"], data.describe("digits"), speeds.Speed(1e-3, 2e-3, 5e-4))
     assert found == pytest.approx(seconds)
+
+
+def test_the_time_with_clients_as_they_are_in_the_data_is_not_known(tmp_path: Path) -> None:
+    """How many they are is only in the data: taken for a hundred, three domains were thought to need 28 hours."""
+    found = forecast.forecast([made("fedper", dataset="digits3", partition="natural", clients=None)], tmp_path)
+    assert [(one.seconds, one.note) for one in found] == [(None, forecast._UNKNOWN)]
 
 
 @pytest.mark.parametrize(

@@ -77,6 +77,7 @@ GRIDS: dict[str, list[dict[str, Any]]] = {
 }
 
 
+@pytest.mark.thorough(but=["fedavg_ft", "fedpac"])
 @pytest.mark.parametrize("method", GRIDS)
 def test_the_choice_is_the_best_on_validation_samples_and_is_trained_on_all(method: str, tmp_path: Path) -> None:
     grid = GRIDS[method]
@@ -103,6 +104,7 @@ class Stopped(SearchWatcher):
             os.kill(os.getpid(), signal.SIGINT)
 
 
+@pytest.mark.thorough(but=["fedavg"])
 @pytest.mark.parametrize("method", ["ditto", "fedavg", "fedpac"])
 def test_a_search_that_was_stopped_goes_on(method: str, tmp_path: Path) -> None:
     cells, said = opened(small("local", method)), list[str]()
@@ -163,6 +165,7 @@ def test_tuned_numbers_stand_beside_the_others(tmp_path: Path) -> None:
     assert "tuned" in csv[0].split(",")
 
 
+@pytest.mark.thorough(but=["ditto"])
 @pytest.mark.parametrize("method", ["ditto", "fedavg", "fedpac"])
 def test_a_file_of_results_has_the_choice(method: str, tmp_path: Path) -> None:
     recipe = small(method)

@@ -69,6 +69,7 @@ def _both(job: Job) -> tuple[list[EvaluationResult], list[EvaluationResult], lis
     return together, alone, kinds
 
 
+@pytest.mark.kinds
 @pytest.mark.parametrize("name", [n for n in methods.names() if n != "pfedhn"])
 def test_together_is_alone(name: str) -> None:
     together, alone, _ = _both(_job(name))

@@ -86,6 +86,7 @@ def measured(records: pd.DataFrame) -> pd.DataFrame:
     return records[records["stage"].isin(["personalised", "local", "wire"])].reset_index(drop=True)
 
 
+@pytest.mark.thorough(but=["2-*"])
 @pytest.mark.parametrize(("patience", "weighting"), [(1, "client"), (2, "client"), (2, "sample"), (4, "client")])
 def test_each_method_and_seed_stops_by_the_rule(
     patience: int, weighting: str, whole: idl.Result, tmp_path: Path

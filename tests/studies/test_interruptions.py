@@ -169,11 +169,14 @@ def _checkpoints(out: Path) -> dict[str, int]:
 MOMENTS = [("", 0.3), ("round 1,", 0.3), ("round ", 0.5), ("local: seed 0, round 6|local: 6 of 6", 0.6)]
 
 
-def test_killed_twelve_times(start: Callable[[str], Run], marker: str, whole: bytes, tmp_path: Path) -> None:
+def test_killed_again_and_again(
+    start: Callable[[str], Run], marker: str, whole: bytes, tmp_path: Path, pytestconfig: pytest.Config
+) -> None:
     """SIGKILL at random times, four times into each folder: at the start, in the rounds, while it ends."""
     (tmp_path / "study.yaml").write_text(STUDY.to_yaml())
     draw, kills, number, seen = random.Random(0), 0, 0, set[str]()
-    while kills < 12:
+    least = 20 if pytestconfig.getoption("thorough") else 8
+    while kills < least:
         number += 1
         out = tmp_path / str(number)
         engine = "sequential" if number % 3 else "processes --workers 2"
@@ -295,6 +298,7 @@ def test_stopped_from_python(whole: bytes, tmp_path: Path) -> None:
     assert (tmp_path / "r" / "records.parquet").read_bytes() == whole
 
 
+@pytest.mark.thorough(but=["sequential"])
 @pytest.mark.parametrize("engine", ["sequential", "processes --workers 2"])
 def test_stopped_with_states_on_disk(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, engine: str) -> None:
     """Ditto's and FedRep's clients keep a model or a head: on disk they are what they are in memory."""

@@ -118,6 +118,7 @@ def notebook(*cells: str, stop_at: int | None = None, when: Path | None = None) 
     return [cell.outputs for cell in client.nb.cells]
 
 
+@pytest.mark.thorough(but=["processes"])
 @pytest.mark.parametrize("engine", ["sequential", "processes"])
 def test_a_run_in_a_kernel_shows_one_line_and_its_table(engine: str, tmp_path: Path) -> None:
     _, outputs, shown = notebook(

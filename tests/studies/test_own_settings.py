@@ -31,6 +31,7 @@ def records(study: idl.Study, folder: Path) -> pd.DataFrame:
     return idl.run(study, folder, engine="sequential").records.drop(columns="method")
 
 
+@pytest.mark.thorough(but=["local_epochs", "optimiser", "server_optimiser", "clip", "lr_schedule"])
 @pytest.mark.parametrize("name", OTHERS)
 def test_a_method_with_a_setting_of_its_own_has_the_numbers_of_a_study_with_it(tmp_path: Path, name: str) -> None:
     value = OTHERS[name]

@@ -50,6 +50,7 @@ def state(folder: Path, study: idl.Study) -> State:
 # --- beside everything else that a study does with uploads
 
 
+@pytest.mark.thorough(but=["*clip*", "*gaussian*", "*secure*", "*adam*", "*also*"])
 @pytest.mark.parametrize(
     "more",
     [
@@ -208,6 +209,7 @@ def test_a_rule_is_a_text(value: Any, said: str) -> None:
 # --- adapters
 
 
+@pytest.mark.thorough(but=["fedavg", "ditto", "pfedfda"])
 @pytest.mark.parametrize("method", ["fedavg", "ditto", "fedrep", "fedper", "fedpac", "pfedfda", "fedshrink"])
 def test_one_factor_of_adapters_stays(tmp_path: Path, method: str, monkeypatch: pytest.MonkeyPatch) -> None:
     """FedSA-LoRA: A is averaged, B is each client's own; B starts at 0 and alone is in a client's state."""

@@ -2,6 +2,7 @@
 
 import csv
 import json
+from collections.abc import Callable
 from pathlib import Path
 
 import numpy as np
@@ -68,8 +69,10 @@ def study(*uses: object, **more: object) -> idl.Study:
     return idl.Study(data=source, methods=list(uses), **settings)
 
 
-def test_the_methods_that_need_only_a_loss_learn_numbers_and_the_others_say_why(tmp_path: Path) -> None:
-    able = [name for name in methods.ours() if name not in OF_CLASSES]
+def test_the_methods_that_need_only_a_loss_learn_numbers_and_the_others_say_why(
+    tmp_path: Path, of_kinds: Callable[[list[str]], list[str]]
+) -> None:
+    able = of_kinds([name for name in methods.ours() if name not in OF_CLASSES])
     result = idl.run(study(*able, rounds=3), tmp_path / "run", engine="sequential")
     assert set(result.score().index.get_level_values("method")) == set(able)
     assert np.isfinite(result.score()).all()

@@ -281,6 +281,7 @@ def _end(name: str, engine: Engine, augment: Any) -> list[Tensor]:
     return tree.leaves((state.server, *state.clients))
 
 
+@pytest.mark.thorough(but=["fedrep"])
 @pytest.mark.parametrize("name", ["fedpac", "fedrep", "fedcr", "fedproto"])
 def test_engines_agree(name: str) -> None:
     torch.set_default_dtype(torch.float64)

@@ -44,6 +44,7 @@ def test_the_first_trials_fill_each_range_evenly_and_alike_for_all_methods(count
     assert count == 1 or spread(4, SPACES["fedpac"], count) != together
 
 
+@pytest.mark.thorough(but=["tpe", "random"])
 @pytest.mark.parametrize("sampler", SAMPLERS)
 def test_a_search_that_starts_again_proposes_the_same(tmp_path: Path, sampler: str) -> None:
     def proposals() -> Proposals:

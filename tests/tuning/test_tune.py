@@ -75,6 +75,7 @@ def test_the_best_of_each_half_go_on_at_each_cut(tmp_path: Path) -> None:
     assert note in tuning.notes()[0]
 
 
+@pytest.mark.thorough(but=["*gp*", "fedavg*"])
 @pytest.mark.parametrize(
     ("method", "lr", "trials", "sampler", "go_on"),
     [
@@ -125,6 +126,7 @@ def test_trials_measure_no_test_sample(tuning: Tuning) -> None:
         assert all(sum(client["test"]) == 0 for client in manifest["clients"])
 
 
+@pytest.mark.thorough(but=["0"])
 @pytest.mark.parametrize("seed", [0, 1])
 def test_no_test_sample_can_reach_a_choice(
     tuning: Tuning, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, seed: int
@@ -327,6 +329,7 @@ def test_a_search_goes_on_after_an_interruption(tuning: Tuning, tmp_path: Path) 
     same(idl.tune(STUDY, SEARCH, folder, trials=6, engine="sequential", refit=True, resume=True), tuning)  # at its end
 
 
+@pytest.mark.thorough(but=["3"])
 @pytest.mark.parametrize("calls", [3, 7])
 def test_a_search_ends_the_same_that_stops_between_its_jobs_and_their_records(
     tuning: Tuning, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, calls: int
@@ -348,6 +351,7 @@ def test_a_search_ends_the_same_that_stops_between_its_jobs_and_their_records(
     same(idl.tune(STUDY, SEARCH, folder, trials=6, engine="sequential", refit=True, resume=True), tuning)
 
 
+@pytest.mark.thorough
 @pytest.mark.skipif(os.name != "posix", reason="needs SIGKILL")
 def test_a_search_that_is_killed_three_times_ends_the_same(tuning: Tuning, tmp_path: Path) -> None:
     (tmp_path / "study.yaml").write_text(STUDY.to_yaml())
