@@ -25,7 +25,7 @@ from idiolect.runs.store import seconds_of_rounds
 from idiolect.studies.config import Study
 from idiolect.studies.cost import pace, turns
 
-_UNKNOWN = "the time of a run on data in files is known once it has begun"
+_UNKNOWN = "the time of a run on data in files, or with clients as they are in the data, is known once it has begun"
 _ROUGHLY = " by a rough estimate; a dry run says more"
 
 
@@ -139,11 +139,12 @@ def _plan_of(one: SeedRun, workers: int, speeds: Speeds) -> Planned:
 def _fresh(one: SeedRun, workers: int, speeds: Speeds) -> Planned:
     """A run from its first round on."""
     study = one.study.of(one.study.methods[0])
-    if study.data is not None:
+    if study.data is not None or study.clients is None:
         return _plan(one, 0, None, _UNKNOWN)
     about = data.describe(str(study.dataset))
     speed = speeds.of(study, about)
-    return _plan(one, 0, _cost(study, about, speed) / workers, _missing_data(study))._replace(rough=speed.rough)
+    seconds = _cost(study, study.clients, about, speed) / workers
+    return _plan(one, 0, seconds, _missing_data(study))._replace(rough=speed.rough)
 
 
 def _missing_data(study: Study) -> str:
@@ -156,9 +157,9 @@ def _plan(one: SeedRun, done: int, seconds: float | None, note: str) -> Planned:
     return Planned(study.name, study.methods[0].label, study.seeds[0], study.rounds, done, seconds, folder, note)
 
 
-def _cost(study: Study, about: dict[str, Any], speed: Speed) -> float:
+def _cost(study: Study, clients: int, about: dict[str, Any], speed: Speed) -> float:
     """Seconds on one core: of training, of every evaluation at each of the protocol's stages, and of new clients."""
-    protocol, clients = study.protocol, study.clients or 100
+    protocol = study.protocol
     joining = _joining(study.new_clients, clients)
     rows = _training_rows(study, about, clients) * (1 - protocol.validation)
     samples, work = _samples_of_epoch(study, rows), turns(study, clients - joining)
