@@ -36,10 +36,10 @@ LONGEST = ("fuzz/test_fuzz.py", "engines/test_ray.py", "contract/test_contract.p
 
 KINDS = frozenset({
     "local", "fedavg", "fedper", "scaffold", "ditto", "fedem", "fedfomo", "pfedhn", "fedkd", "fedtgp", "floco",
-    "fedpac", "pfedfda", "fedcr", "fedlda", "fedshrink",
+    "fedpac", "pfedfda", "fedcr", "fedlda", "fedshrink", "knnper",
 })  # fmt: skip
 """A method for each form of what server and client keep: nothing, a head, a body, a model, several, of each client, a
-generator, prototypes, statistics, a second network."""
+generator, prototypes, statistics, a second network, samples."""
 
 
 def pytest_addoption(parser: pytest.Parser) -> None:
