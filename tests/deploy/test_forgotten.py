@@ -106,6 +106,20 @@ def test_a_question_of_the_training_is_named(bundle: Bundle, call: Call) -> None
         read("my.csv", bundle.about.inputs, bundle.about.classes, "num")
 
 
+def test_another_question_is_refused_and_one_of_another_column_is_said(
+    bundle: Bundle, call: Call, caplog: pytest.LogCaptureFixture
+) -> None:
+    join = f"join {bundle.folder} --missing chol=0+age=-9 --out site"
+    for other in ("num<1", "num>=2", "num!=0"):
+        code, _, err = call(f"{join} --data my.csv --target {other}")
+        assert code == 2
+        assert f"target: {other!r} asks 'num' something else than in training, where the target was 'num>0'" in err
+        assert not Path("site").exists()
+    pd.read_csv("my.csv").rename(columns={"num": "stage"}).to_csv("stage.csv", index=False)
+    assert call(f"{join} --data stage.csv --target stage>0")[0] == 0
+    assert "the target is 'stage>0', and in training it was 'num>0': yes must mean the same in both" in caplog.text
+
+
 def test_all_columns_that_are_not_used_are_named(bundle: Bundle, call: Call, caplog: pytest.LogCaptureFixture) -> None:
     more = pd.DataFrame({f"extra{k}": [k] * 60 for k in range(20)})
     pd.concat([visits(7).drop(columns="num"), more], axis=1).to_csv("wide.csv", index=False)

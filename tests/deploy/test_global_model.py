@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from functools import partial
 from pathlib import Path
 from typing import NamedTuple
@@ -122,8 +123,10 @@ def test_others_are_compared_with_the_local_model() -> None:
     choice = harm.compare({"personal": fit(0.9), "local": fit(0.2)}, Y_N, keys.key(0))
     assert (choice.against, set(choice.outputs)) == ("local", {"personal", "local", "blend"})
     assert set(choice.difference) == {"personal", "blend"}
-    assert choice.difference["personal"].mean == pytest.approx(60 / 62)
-    assert "against the local model its accuracy differs by +96.8 points" in choice.why
+    difference = choice.difference["personal"]
+    assert (difference.mean, difference.high) == (1, 1)
+    assert difference.low == pytest.approx(60 / 62 - 1.959964 * math.sqrt(61 - 60**2 / 62) / 62)
+    assert "against the local model its accuracy differs by +100.0 points" in choice.why
     assert "global" not in choice.why
 
 

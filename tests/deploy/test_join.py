@@ -157,6 +157,15 @@ def test_what_is_refused(call, of_table: Bundle, graz: pd.DataFrame, how: str) -
     assert not Path("site").exists()
 
 
+def test_a_table_without_names_is_told_to_name_its_columns(call, of_table: Bundle, graz: pd.DataFrame) -> None:
+    graz.to_csv("rows.csv", index=False, header=False)
+    target = 1 + list(graz).index("diagnosis")
+    code, _, err = call(f"join {of_table.folder} --data rows.csv --header none --target {target} --out site")
+    assert code == 2
+    assert "because its columns have no names: the bundle takes " in err
+    assert err.rstrip().endswith("give the names with --columns")
+
+
 def test_numbers_of_another_unit_can_be_right(call, of_table: Bundle, graz: pd.DataFrame) -> None:
     spoilt(graz, "unit").to_csv("bad.csv", index=False)
     code, _, err = call(f"join {of_table.folder} --data bad.csv --target diagnosis --out site --as-is radius")

@@ -66,7 +66,8 @@ def watch_command(
         raise InputError(f"--adapt is for proportions of classes, and {site} predicts {what}: leave it out")
     if about.classes and target is not None:
         raise InputError(
-            f"--target is for numbers or several labels, and {site} predicts classes, which are not used: leave it out"
+            f"--target is for numbers or several labels, and {site} predicts classes, whose labels are not read: leave "
+            "it out"
         )
     if target is None:
         parts = stream(data, about.inputs, resize=resize, as_is=right, form=form, usual=usual_of(about))

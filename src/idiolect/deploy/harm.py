@@ -12,7 +12,7 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from idiolect.core import keys
-from idiolect.core.errors import InputError, RunError
+from idiolect.core.errors import InputError, RunError, option
 
 # N samples of the site, C classes, D numbers of a target, M models
 
@@ -249,18 +249,19 @@ def blend(weight: Mapping[Name, float], logp: Mapping[Name, Tensor]) -> Tensor:
 def paired(right_N: Tensor, other_N: Tensor, group_N: Tensor | None = None) -> Difference:
     """The difference of two accuracies on the same samples, from which of these were right.
 
-    Where samples belong to groups, the interval is at least as wide as the variance between groups says.
+    The interval's centre is a little nearer to 0 than the difference. Where samples belong to groups, the interval is
+    at least as wide as the variance between groups says.
 
     Source: Agresti & Min, Simple improved confidence intervals for comparing matched proportions, 2005. Of groups:
     Liang & Zeger, Biometrika 1986, the variance of a mean whose observations are dependent in clusters.
     """
     count, step_N = len(right_N) + 2, right_N.double() - other_N.double()
     gains, losses = int((step_N > 0).sum()) + 0.5, int((step_N < 0).sum()) + 0.5
-    mean = (gains - losses) / count
+    centre = (gains - losses) / count
     half = _Z * math.sqrt(gains + losses - (gains - losses) ** 2 / count) / count
     if group_N is not None:
         half = max(half, _Z * math.sqrt(variance_between(step_N, group_N)))
-    return Difference(mean, mean - half, mean + half)
+    return Difference(float(step_N.mean()), max(-1.0, centre - half), min(1.0, centre + half))
 
 
 def variance_between(step_N: Tensor, group_N: Tensor) -> float:
@@ -308,11 +309,11 @@ def _why(
         )
     if set(weight) == {against}:
         return f"{what}, because no other model predicts the {count} samples better"
-    few = (
-        f"; {count} samples are too few to tell whether that is a gain"
-        if difference.low <= 0 <= difference.high
-        else ""
-    )
+    few = ""
+    if difference.low <= 0 <= difference.high:
+        is_gain = merit["blend"] >= merit[against]
+        which = "a gain" if is_gain else f"a loss; {option('ships', against)} takes that model alone"
+        few = f"; {count} samples are too few to tell whether that is {which}"
     return f"{what}; against the {against} model its {judge.says(difference)}{few}"
 
 

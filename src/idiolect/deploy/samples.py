@@ -12,7 +12,7 @@ import pandas as pd
 from numpy.typing import NDArray
 from torch import Tensor
 
-from idiolect.core.errors import InputError, listed, nearest, option
+from idiolect.core.errors import InputError, listed, option
 from idiolect.core.files import expanded
 from idiolect.core.objectives import TaskName
 from idiolect.core.tree import Tree
@@ -29,7 +29,7 @@ from idiolect.data.custom.texts import joined
 from idiolect.data.custom.windows import windows
 from idiolect.data.datasets.dataset import Encoding
 from idiolect.data.text.tokens import Tokens, filled_up, unit
-from idiolect.deploy import array_files, units
+from idiolect.deploy import absent_columns, array_files, units
 from idiolect.deploy.groups import group_numbers, group_of
 from idiolect.deploy.schema import Inputs, Scale, TargetPart
 from idiolect.deploy.target_columns import with_targets
@@ -109,9 +109,7 @@ def read(
         [part] = streaming.whole(where, target=given, roles=reader.roles(given, names), task=task)
         reader.check(part)
     reader.beside = [str(c) for c in part.frame]
-    frame, y_N, goal = with_targets(
-        form.known(part.frame), classes, targets, labels, target, str(where), as_is, usual.asked
-    )
+    frame, y_N, goal = with_targets(form.known(part.frame), classes, targets, labels, target, str(where), as_is, usual)
     if not len(y_N):
         raise InputError(f"{where} has no samples: give some")
     group = group_of(frame.drop(columns=goal[1:]), goal[0], group_column, usual.group, str(where))
@@ -318,12 +316,8 @@ class Reader:
             else:
                 names[name] = own
         if absent:
-            few = [c for c in there if c not in names.values()]
-            raise InputError(
-                f"{self.where} has no column {absent[0]!r}{f' and {len(absent) - 1} more' if len(absent) > 1 else ''}; "
-                f"{nearest(absent[0], few) if few else 'it has no other columns'}: the bundle takes "
-                f"{listed(wanted, 12)}; add it, with empty cells where it is not known"
-            )
+            others = [c for c in there if c not in names.values()]
+            raise InputError(absent_columns.sentence(self.where, absent, others, wanted))
         for name, own in names.items():
             if name != own:
                 self.names[name], self.names[own] = own, name

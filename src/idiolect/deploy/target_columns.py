@@ -18,6 +18,7 @@ from idiolect.data.custom.questions import answered
 from idiolect.deploy import label_columns, units
 from idiolect.deploy.numbers import scaled
 from idiolect.deploy.schema import TargetPart
+from idiolect.deploy.usual import Usual
 
 # N samples of this site, D numbers of the target
 
@@ -26,7 +27,7 @@ _FEW = 8  # numbers of which a mean and a spread say something
 
 def with_targets(
     frame: pd.DataFrame, classes: Sequence[str], targets: Sequence[TargetPart], several: Sequence[str],
-    target: str | None, where: str, as_is: Sequence[str], hint: str = "",
+    target: str | None, where: str, as_is: Sequence[str], usual: Usual = Usual(),  # noqa: B008  immutable
 ) -> tuple[pd.DataFrame, Tensor, list[str]]:  # fmt: skip
     """A table with the answer that a target asks for, the classes or numbers of its rows, and their columns.
 
@@ -34,7 +35,7 @@ def with_targets(
     labels, 1 where a sample has one, else 0 (N, L).
 
     Raises:
-        InputError: as ``labels``, ``columns_of`` and ``numbers_of``.
+        InputError: as ``labels``, ``columns_of``, ``numbers_of`` and ``Usual.check_question``.
     """
     if targets:
         goal = columns_of([str(c) for c in frame], targets, target, where)
@@ -42,9 +43,10 @@ def with_targets(
     if several:
         goal = label_columns.columns_of([str(c) for c in frame], several, target, where)
         return frame, label_columns.values_of(frame, goal, several, where), goal
+    usual.check_question(target, [str(c) for c in frame], where)
     frame = answered(frame, target, where)
     label = find_target([str(c) for c in frame], target, where)
-    return frame, torch.from_numpy(labels(frame[label], classes, where, hint)), [label]
+    return frame, torch.from_numpy(labels(frame[label], classes, where, usual.asked)), [label]
 
 
 def labels(values: pd.Series, classes: Sequence[str], where: str, hint: str = "") -> NDArray[np.int64]:

@@ -2,14 +2,18 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+import logging
+from collections.abc import Collection, Iterator, Mapping
 from typing import Any, NamedTuple
 
 import pandas as pd
 
-from idiolect.core.errors import option
+from idiolect.core.errors import InputError, option
 from idiolect.data.custom.form import Form, form_of, is_mark
+from idiolect.data.custom.questions import columns_asked, question_in
 from idiolect.deploy.schema import About
+
+log = logging.getLogger(__name__)
 
 
 class Usual(NamedTuple):
@@ -33,6 +37,28 @@ class Usual(NamedTuple):
             if self.target and any(sign in self.target for sign in "<>=!")
             else ""
         )
+
+    def check_question(self, target: str | None, columns: Collection[str], where: str) -> None:
+        """Refuse another question of the training's column, and name the training's beside one of another column.
+
+        Args:
+            target: the site's, a column or a question.
+            columns: of the site's table.
+            where: the table, for messages.
+
+        Raises:
+            InputError: the answers would mean something else than in training.
+        """
+        if not self.asked or (own := question_in(target, columns, where)) is None:
+            return
+        if own.column not in columns_asked(self.target):
+            said = "the target is %r, and in training it was %r: yes must mean the same in both"
+            log.warning(said, target, self.target)
+        elif own != question_in(self.target, columns, where):
+            raise InputError(
+                f"target: {target!r} asks {own.column!r} something else than in training, where the target was "
+                f"{self.target!r}: give this as {option('target')}, in quotes"
+            )
 
     def marks(self, form: Form) -> dict[str | None, list[str]]:
         """Marks of the training that a site has not given, by column; those of all features by None."""

@@ -282,7 +282,9 @@ def sentences(result: WatchResult) -> list[str]:
             f"Intervals at {100 * conformal.LEVEL:g}% hold {100 * quality.coverage:.0f}% of the new numbers{of} (width "
             f"{number(quality.width)}, interval score {number(quality.score)})."
         )
-    rate = f"Where nothing moves, at most {100 * result.level:g}% of such comparisons raise an alarm."
+    rate = f"Where nothing moves, at most {100 * result.level:g}% of such comparisons raise an alarm"
+    many = len(result.tests)
+    rate += f": the smallest p must be at most {result.level / many:g}, because there are {many}." if many > 1 else "."
     return [*lines, rate, *_advice(result)]
 
 
@@ -295,8 +297,8 @@ def _before_and_now(what: str, means: Means) -> str:
 
 def _of_labels(labels: Labels, features: Features) -> list[str]:
     """Sentences about the proportions of the classes."""
-    how = "no longer occur" if labels.moved else "occur"
-    lines = [f"The classes {how} as often as before (p = {_p(labels.p)})."]
+    how = "do not occur as often as before" if labels.moved else "do not seem to occur more or less often"
+    lines = [f"The classes {how} (p = {_p(labels.p)})."]
     if labels.moved and not labels.shares:
         lines.append("How often each occurs cannot be estimated: the site never had the classes that are predicted.")
     elif labels.moved:

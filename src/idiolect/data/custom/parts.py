@@ -337,9 +337,14 @@ def together(parts: Mapping[str, Part]) -> Part:
     for name, part in rest:
         other = {str(column) for column in first.frame.columns.symmetric_difference(part.frame.columns)}
         if other or (first.pictures is None) != (part.pictures is None):
+            lacks = {
+                of: [str(c) for c in with_it.frame if c not in without.frame]
+                for of, without, with_it in ((first_name, first, part), (name, part, first))
+            }
+            which = "".join(f"; {of} has no {listed(columns)}" for of, columns in lacks.items() if columns)
             raise InputError(
                 f"{first_name} and {name} differ in the columns {listed(sorted(other) or ['of images'])}: give both "
-                "the same columns, or drop these"
+                f"the same columns, or drop these{which}"
             )
     for column in first.frame:
         kinds = {name: _is_numeric(part.frame[column]) for name, part in parts.items()}
