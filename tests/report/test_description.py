@@ -9,6 +9,7 @@ import json
 import re
 
 import numpy as np
+import pandas as pd
 import pytest
 import torch
 from PIL import Image
@@ -71,6 +72,29 @@ def test_facts():
     assert said["Memory"] == "7.2 kB of samples"
     assert said["Label divergence"].startswith(f"{about.label_mean:.3f} bits")
     assert "New clients also under" not in said
+
+
+def test_a_table_says_its_target_its_features_and_whose_test_samples_have_one_class():
+    rows = 80
+    table = pd.DataFrame({
+        "age": np.arange(rows) % 37, "sex": ["f", "m"] * (rows // 2), "ca": [0.0, 1.0, 2.0, np.nan] * (rows // 4),
+        "num": [0, 1] * (rows // 2), "site": ["a"] * 40 + ["b"] * 40,
+    })  # fmt: skip
+    source = data.from_frame(table, target="num>0", client_column="site")
+
+    def mine(source, clients, rng):
+        return data.Split([np.arange(30), np.arange(40, 60)], [np.arange(30, 40), np.arange(60, 80, 2)])
+
+    with pytest.MonkeyPatch.context() as m:
+        m.setitem(data.PARTITIONS, "mine", mine)
+        d = data.build(source, Spec.parse("mine"), (), 2)
+    said = dict(drawing.facts(STUDY | {"target": "num>0"}, d, describe_clients(d)))
+    assert said["Target"] == "num>0: no, yes"
+    assert said["Features"] == (
+        "3 columns: age, sex, ca; 1 with a number for each of their values; 1 with missing values, which a number of "
+        "their own marks"
+    )
+    assert said["Test samples"] == "10; 20 in all; of one class at 1, unlike training"
 
 
 def test_new_clients_are_counted_apart_and_once():

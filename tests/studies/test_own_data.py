@@ -339,3 +339,13 @@ def test_what_decides_the_rows_reaches_them() -> None:
     assert study.task_of(federation).clients == 2
     assert idl.Study(data=arrays(), **QUICK, data_seed=1).federation().train[0].tolist() == plain.train[0].tolist()
     assert data.manifest(idl.Study(data=arrays(), **QUICK, data_seed=1).federation()) != data.manifest(plain)
+
+
+def test_columns_and_marks_may_be_lists(tmp_path: Path) -> None:
+    """A name that has a + itself stays one name."""
+    (tmp_path / "p.data").write_text("1,2,x\n3,?,y\n" * 20)
+    how = {"data": str(tmp_path / "p.data"), "target": "y", "clients": 2, **QUICK}
+    listed = idl.Study(columns=["a", "b+c", "y"], missing=["?", "a=3"], **how)
+    assert listed == idl.Study(columns='a+"b+c"+y', missing="?+a=3", **how)
+    assert listed == idl.Study(**yaml.safe_load(listed.to_yaml()))
+    assert {one.name for one in listed.federation().encodings} == {"a", "b+c"}

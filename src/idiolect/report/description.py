@@ -61,6 +61,7 @@ _CLASSES = 32  # columns that a terminal has room for
 _CLIENTS = 40
 LINES = 1_000  # of the page's table
 _SAID = 6
+_NAMES = 16
 _LABELS = 20  # of which a line says how frequent each is
 
 
@@ -77,6 +78,7 @@ def facts(study: Mapping[str, Any], data: FederatedData, about: Description) -> 
         texts = [f"{len(texts)} different ones on {shifts.total()} clients: {', '.join(list(shifts)[:3])}, ..."]
     lines = [
         ("Data set", f"{data.name}: {_goal(data)}; a sample is {form}"),
+        *_columns(study, data),
         (
             "Partition",
             divided(study["partition"], bool(data.names), data.official_split, data.task)
@@ -84,7 +86,7 @@ def facts(study: Mapping[str, Any], data: FederatedData, about: Description) -> 
         ),
         ("Clients", f"{data.trained} that train, {new} new" if new else str(clients)),
         ("Training samples", _spread(about.train_KC.sum(1))),
-        ("Test samples", _spread(about.test_KC.sum(1)) + _new_classes(about)),
+        ("Test samples", _spread(about.test_KC.sum(1)) + _new_classes(about) + _of_one_class(data, about)),
         *_division(study, data),
         *_labels(data, about),
         ("Feature distance", f"{about.feature_mean:.3f} on average over pairs; {about.feature_chance:.3f} at random"),
@@ -104,6 +106,21 @@ def _goal(data: FederatedData) -> str:
     if data.task == "multilabel":
         return f"{data.outputs} labels, of which a sample can have several"
     return f"{listed(data.targets.names)} to predict, {'a number' if data.outputs == 1 else f'{data.outputs} numbers'}"
+
+
+def _columns(study: Mapping[str, Any], data: FederatedData) -> list[tuple[str, str]]:
+    """What a table's classes are, and which of its columns are features."""
+    lines = []
+    if data.targets is None and (target := study.get("target")):
+        lines.append(("Target", f"{target}: {listed(data.class_names, _NAMES)}"))
+    if data.encodings:
+        names = [one.name for one in data.encodings]
+        texts = sum(one.kind == "text" for one in data.encodings)
+        more = [f"{texts} with a number for each of their values"] * (texts > 0)
+        if gaps := sum(one.gaps for one in data.encodings):
+            more.append(f"{gaps} with missing values, which a number of their own marks")
+        lines.append(("Features", "; ".join([f"{len(names)} columns: {listed(names, _NAMES)}", *more])))
+    return lines
 
 
 def _labels(data: FederatedData, about: Description) -> list[tuple[str, str]]:
@@ -194,6 +211,15 @@ def _new_classes(about: Description) -> str:
     """The share of test samples whose class their client does not train on, in words; "" if there are none."""
     new = int(about.test_KC[about.train_KC == 0].sum())
     return f"; {100 * new / about.test_KC.sum():.3g} % of classes that their client does not train on" if new else ""
+
+
+def _of_one_class(data: FederatedData, about: Description) -> str:
+    """Whose test samples have one class, although they train on several; "" if it is nobody."""
+    if data.targets is not None:
+        return ""
+    alone = np.flatnonzero(((about.test_KC > 0).sum(1) == 1) & ((about.train_KC > 0).sum(1) > 1))
+    names = names_of(data)
+    return f"; of one class at {listed([names[int(k)] for k in alone], 3)}, unlike training" if len(alone) else ""
 
 
 def terminal(facts: Sequence[tuple[str, str]], data: FederatedData, about: Description) -> Group:

@@ -40,6 +40,7 @@ from idiolect.studies.naming import (
     all_different,
     complete_partition,
     is_path,
+    joined,
     known_name,
     new_clients_of,
     path_of_model,
@@ -83,8 +84,8 @@ class Study(Display, LocalTraining):
     tokens: Literal["words", "characters", "bytes"] | None = field("tokens")
     max_tokens: PositiveInt | None = field("max_tokens")
     header: Header | None = field("header")
-    columns: str | None = field("columns")
-    missing: str | None = field("missing")
+    columns: Annotated[str | None, pydantic.BeforeValidator(joined)] = field("columns")
+    missing: Annotated[str | None, pydantic.BeforeValidator(joined)] = field("missing")
     unlabelled: Unlabelled | None = field("unlabelled")
     categorical: str | None = field("categorical")
     layout: str | None = field("layout")

@@ -83,6 +83,13 @@ def share_of(value: object) -> object:
     return number / 100 if per_cent else number
 
 
+def joined(names: object) -> object:
+    """A list of names as one text, joined by +, in which a name with a + is quoted."""
+    if not isinstance(names, list | tuple):
+        return names
+    return "+".join(f'"{name}"' if "+" in str(name) else str(name) for name in names)
+
+
 def new_clients_of(value: object) -> object:
     """A number of new clients as a number; a share or names as they are.
 
