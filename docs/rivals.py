@@ -35,16 +35,16 @@ SEED = 0
 NAMES = {"cifar10": "CIFAR-10", "fashion_mnist": "Fashion-MNIST"}
 
 
-def measured(recipe: str) -> dict[str, tuple[Cell, SeedResult | None]]:
-    """Each cell of a recipe by its file's name, and its result."""
+def measured(recipe: str) -> list[tuple[Cell, SeedResult | None]]:
+    """Each cell of a recipe, and its result."""
     whole = recipes.get(recipe)
-    return {c.slug: (c, outcome_files.kept_results(whole, c, RESULTS).get(SEED)) for c in whole.cells}
+    return [(c, outcome_files.kept_results(whole, c, RESULTS).get(SEED)) for c in whole.cells]
 
 
 def trials() -> pd.DataFrame:
     """A row for each method and trial: validation accuracy on each setting, NaN where it diverged or was not run."""
     rows: dict[tuple[str, int], dict[str, Any]] = {}
-    for c, one in measured(TRIALS).values():
+    for c, one in measured(TRIALS):
         row = rows.setdefault((str(c.where["method"]), int(c.where["trial"])), {"missing": False, "diverged": False})
         row[str(c.where["dataset"])] = np.nan if one is None or one.value is None else one.value
         row["missing"] |= one is None
@@ -101,7 +101,7 @@ def accuracies() -> tuple[pd.DataFrame, dict[tuple[str, str], SeedResult], int]:
     values: dict[tuple[str, str], float] = {}
     results: dict[tuple[str, str], SeedResult] = {}
     missing = 0
-    for c, one in measured(TABLE).values():
+    for c, one in measured(TABLE):
         at = ", ".join(str(v) for k, v in c.where.items() if k != "method"), str(c.where["method"])
         missing += one is None
         values[at] = np.nan if one is None or one.value is None else one.value

@@ -87,7 +87,10 @@ def test_numbers_are_read_in_one_way_in_all_files(tmp_path):
     ("change", "message"),
     [
         (lambda frame: frame.drop(columns="sex"), r"bern\.csv and .*porto\.csv differ in the columns sex"),
-        (lambda frame: frame.assign(dose=1), r"differ in the columns dose: give .*; .*bern\.csv has no dose$"),
+        (
+            lambda frame: frame.assign(dose=1),
+            r"differ in the columns dose: give both the same columns, or drop these; .*bern\.csv has no dose$",
+        ),
         (lambda frame: frame.assign(age="old"), r"column 'age' has numbers in .*bern\.csv and texts in .*porto\.csv"),
         (lambda frame: frame[:0], r"porto\.csv has no rows"),
         (lambda frame: frame.drop(columns="y"), r"target: .*porto\.csv has no column 'y'"),

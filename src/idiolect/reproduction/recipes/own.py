@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
 from dataclasses import replace
+from functools import cache
 from itertools import product
 from typing import Any
 
@@ -154,9 +155,10 @@ _DEVELOPMENT: tuple[dict[str, Any], ...] = (
     {"dataset": "fashion_mnist", "partition": "classes_5", "shift": "rotated_groups", "samples": 50},
 )
 _CHOICES: dict[str, int] = {}
-"""Which trial of ``development`` is each method's choice: docs/own.py says it, and a test compares."""
+"""Which trial of ``development`` is each method's choice: docs/rivals.py says it, and a test compares."""
 
 
+@cache  # each of the 24 cells asks
 def _trials(method: str) -> list[Use]:
     """Six settings of a method, spread over the ranges that it declares and that of the learning rate."""
     one = use(method)
