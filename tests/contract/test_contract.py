@@ -233,7 +233,7 @@ OTHER = {
     "head_epochs": 3, "predict_with": {"fedcr": "logits", "fedproto": "prototypes", "fedtgp": "head"},
     "tuning_epochs": 2, "joining_steps": 1, "joining_epochs": 1, "samples": 2, "tune_body": True, "personal": "own",
     "folds": 2, "share_samples": 1.0, "min_count_adapt": 1, "drop_last_adapt": True, "tuning": "all",
-    "tuning_steps": 2,
+    "tuning_steps": 2, "head_ridge": 0.1,
 }  # fmt: skip
 
 

@@ -61,6 +61,7 @@ OTHERS: list[tuple[str, dict[str, Any]]] = [
     ("fedcr", {"share_encoder": False, "objective": "log_mean", "predict_with": "logits"}),
     ("fedfomo", {"average_candidate": True, "distance": "l1"}),
     ("fedgh", {"preset": "official"}),
+    ("fedlda", {"head": "recent"}),
     ("fedlda", {"tune_body": True, "centre": "interpolated", "decorrelate": "batch"}),
     ("fedproto", {"predict_with": "prototypes", "drop_last": True}),
     ("fedphp", {"by": "features", "least_steps": 5}),

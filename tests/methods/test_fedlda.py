@@ -13,7 +13,8 @@ from scipy.special import log_softmax
 
 from idiolect import methods
 from idiolect.core import tree
-from idiolect.methods.fedlda import Shared
+from idiolect.core.errors import InputError
+from idiolect.methods.fedlda import Own, Shared
 from idiolect.statistics import covariance
 
 ROWS = o.federation()
@@ -130,6 +131,44 @@ def test_personal_predictions(tune: bool) -> None:
         down = o.one(method, state(), k)
         client = method.personalise(down, (), o.data(x, y), o.key())
         close(method.predict(down, client, torch.tensor(TEST)), log_softmax(o.embed(p, TEST) @ w.T + b, 1))
+
+
+def recent(k: int, global_weight: float, head_ridge: float) -> np.ndarray:
+    """What a client with ``head=recent`` predicts after a round that began with ``BODY``, all participants' samples."""
+    x, y = (np.concatenate(parts) for parts in zip(*(ROWS[i] for i in o.IDS), strict=True))
+    z = o.embed(BODY, x)
+    everyone = o.class_means(z, y, MEAN)  # no class is absent
+    own_z = o.embed(BODY, ROWS[k][0])
+    own = o.class_means(own_z, ROWS[k][1], everyone)
+    mean = global_weight * everyone + (1 - global_weight) * own
+    cov = global_weight * o.tied_covariance(z, y, everyone)
+    cov += (1 - global_weight) * o.tied_covariance(own_z, ROWS[k][1], own)
+    cov += head_ridge * np.trace(cov) / o.WIDTH * np.eye(o.WIDTH)
+    w, b = o.lda(mean, cov, o.prior(ROWS[k][1], o.CLASSES))
+    return log_softmax(o.embed(BODY, TEST) @ w.T + b, 1)
+
+
+@pytest.mark.parametrize(("global_weight", "head_ridge"), [(0.5, 0.02), (0.25, 0.3), (1.0, 0.0)])
+def test_a_recent_head_is_of_the_bodys_own_statistics(global_weight: float, head_ridge: float) -> None:
+    method = methods.build("fedlda", {
+        "head": "recent", "head_ridge": head_ridge, "global_weight": global_weight,
+    }, o.task())  # fmt: skip
+    old = Own(o.body_of(o.weights(5)), torch.tensor(MEAN + 1), covariance.pack(torch.tensor(COV)))
+    carried = o.round_of(
+        methods.build("fedlda", {"global_weight": global_weight}, o.task()), state(), dict.fromkeys(o.IDS, ()), ROWS
+    )[0]
+    server = o.round_of(method, state()._replace(before=old), dict.fromkeys(o.IDS, ()), ROWS)[0]
+    for mine, theirs in zip(server[:3], carried[:3], strict=True):  # the rounds are the same
+        tree.map(lambda a, b: np.testing.assert_array_equal(a, b), mine, theirs)
+    for k in range(len(o.SIZES)):
+        down = o.one(method, server, k)
+        client = method.personalise(down, (), o.data(*ROWS[k]), o.key())
+        close(method.predict(down, client, torch.tensor(TEST)), recent(k, global_weight, head_ridge))
+
+
+def test_a_recent_head_is_refused_where_the_body_is_the_clients_own() -> None:
+    with pytest.raises(InputError, match="head=recent is of the body that the server sent: use tune_body=false"):
+        methods.build("fedlda", {"head": "recent", "tune_body": True}, o.task())
 
 
 def test_without_adapting_the_prior_is_even() -> None:

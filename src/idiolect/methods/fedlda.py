@@ -9,10 +9,11 @@ from pydantic import Field, NonNegativeFloat
 from torch import Tensor
 from torch.nn.functional import linear, log_softmax
 
-from idiolect.core.method import Data, Down, Method, Task, Up, Weights, keys, reduce, tree
+from idiolect.core.errors import InputError
+from idiolect.core.method import Data, Down, Method, Reduced, Task, Up, Weights, keys, reduce, tree
 from idiolect.statistics import covariance
 from idiolect.statistics.gaussian import Gaussian, LinearHead, estimate, interpolate, lda_head, log_prior
-from idiolect.statistics.moments import moments, weights_by_class
+from idiolect.statistics.moments import Moments, moments, weights_by_class
 from idiolect.training import (
     Batch,
     add,
@@ -27,9 +28,18 @@ from idiolect.training import (
     trained_loss,
 )
 
-PERSONAL = ("tune_body",)
+PERSONAL = ("tune_body", "head_ridge")
 SEARCH = {"global_weight": "0..1", "decorrelation": "0.01..1:log", "ridge": "0.1..10:log"}
 PRESETS: dict[str, dict[str, Any]] = {"paper": {"ridge": 0.0, "centre": "interpolated", "decorrelate": "batch"}}
+
+
+class Own(NamedTuple):
+    """A body, and the statistics of its own features over the participants of a round."""
+
+    body: Weights
+    mean_Cd: Tensor
+    cov: Tensor
+    """Upper triangle of the (d, d) covariance within classes."""
 
 
 class Shared(NamedTuple):
@@ -39,6 +49,8 @@ class Shared(NamedTuple):
     mean_Cd: Tensor
     cov: Tensor
     """Upper triangle of the (d, d) covariance."""
+    before: Any = ()
+    """``Own`` of the body before the last round, with ``head=recent``; a client sends ``Moments`` in its place."""
 
 
 class Personal(NamedTuple):
@@ -57,6 +69,8 @@ def fedlda(
     ridge: NonNegativeFloat = 1.0,
     centre: Literal["local", "interpolated"] = "local",
     tune_body: bool = False,
+    head: Literal["carried", "recent"] = "carried",
+    head_ridge: NonNegativeFloat = 0.02,
 ) -> Method:
     """FedLDA: collaborative linear discriminant analysis on shared features (McLaughlin & Su, FL@FM-NeurIPS 2023).
 
@@ -69,6 +83,12 @@ def fedlda(
         theta, mu, S <- means of the clients', weighted by n_i                           [5]
     Personal:
         the head of the global statistics with the client's own prior, as in [1]         [6]
+
+    With ``head=recent`` the statistics of [6] are those of the body itself. A client also sends the sums over its
+    samples under the theta that it received; from all of them the server has means and scatter within classes (mu', S')
+    of that theta. Personal, with that theta and the client's own (mu^, S^) under it:
+        mu_i = beta mu' + (1 - beta) mu^,   S_i = beta S' + (1 - beta) S^ + head_ridge (tr S_i / d) I            [7]
+    So after T rounds it predicts with the body of T - 1 rounds; the rounds themselves are the same.
 
     Up: increments of theta, mu (C, d), S (d (d + 1) / 2), weighted by n. Down: theta, mu, S. At the client: nothing
     until ``personalise``, which forms the head of the global statistics with the client's own class prior: only the
@@ -88,6 +108,9 @@ def fedlda(
         centre: the local scatter about the local means, or about the interpolated ones (the paper's formula).
         tune_body: whether the personal model has the body after local training in ``personalise``; the paper does not
             say.
+        head: "carried" takes the statistics of [5], a moving average over the rounds and so over bodies that are no
+            longer there; "recent" those of [7].
+        head_ridge: added in [7], as a share of the mean variance; only with ``head=recent``.
 
     Source: Algorithm 1 and section 4, whose moments and interpolation have no equation number; appendix A derives the
     head. There is no released code.
@@ -97,15 +120,27 @@ def fedlda(
     """
     require_classes(task, "fedlda", "its head is made from a Gaussian of each class")
     require_unweighted(task, "fedlda")
+    recent = head == "recent"
+    if recent and tune_body:
+        raise InputError("fedlda: head=recent is of the body that the server sent: use tune_body=false with it")
     network, classes, width = task.network, task.classes, task.network.width
+    eye = covariance.pack(torch.eye(width))
 
     def init_server(key: Tensor) -> Shared:
         draw = torch.Generator().manual_seed(int(keys.fold(key, "means")))
-        mean_Cd = torch.rand((classes, width), generator=draw) * 0.2 - 0.1
-        return Shared(network.init(key).body, mean_Cd, covariance.pack(torch.eye(width)))
+        start = Own(network.init(key).body, torch.rand((classes, width), generator=draw) * 0.2 - 0.1, eye)
+        return Shared(*start, start if recent else ())
 
-    def everyone(shared: Shared) -> Gaussian:
+    def everyone(shared: Shared | Own) -> Gaussian:
         return Gaussian(shared.mean_Cd.double(), covariance.unpack(shared.cov.double(), width))
+
+    def widened(g: Gaussian) -> Gaussian:
+        ridge_d = (head_ridge * g.cov_dd.diagonal().mean()).expand(width)
+        return g._replace(cov_dd=g.cov_dd + torch.diag_embed(ridge_d))
+
+    def sums_under(body: Weights, data: Data) -> Moments:
+        z_Nd, y_N = features(task, body, data)
+        return moments(z_Nd, y_N, data.real_N, classes)
 
     def head_for(g: Gaussian, data: Data) -> LinearHead:
         n_C = weights_by_class(data.y_R[data.row_N], data.real_N, classes).sum(0)
@@ -152,18 +187,34 @@ def fedlda(
             tree.sub(new, down.shared.body),
             (mixture.mean_Cd - g.mean_Cd).to(z_Nd.dtype),
             covariance.pack(mixture.cov_dd - g.cov_dd).to(z_Nd.dtype),
+            sums_under(down.shared.body, data) if recent else (),
         )
         return client, Up(up, data.real_N.sum()), {"train_loss": loss}
 
+    def renew(server: Shared, up: Reduced, ids: Tensor) -> tuple[Shared, dict[str, Tensor]]:
+        new = tree.add(Shared(*server[:3]), Shared(*up.value[:3]))  # [5]
+        mean_Cd, cov_dd = estimate(up.value.before, everyone(server.before).mean_Cd)
+        return new._replace(before=Own(server.body, mean_Cd.to(new.cov), covariance.pack(cov_dd).to(new.cov))), {}
+
+    def own_head(before: Own, data: Data) -> LinearHead:
+        g = everyone(before)
+        mixture = interpolate(estimate(sums_under(before.body, data), g.mean_Cd), g, 1 - global_weight)
+        return head_for(widened(mixture), data)  # [7]
+
     def personalise(down: Down, client: Any, data: Data, key: Tensor) -> Personal:
+        if recent:
+            return Personal(own_head(down.shared.before, data), {})
         body = train(down.shared, data, key)[0] if tune_body else {}
         return Personal(head_for(everyone(down.shared), data), body)  # [6]
 
     def predict(down: Down, client: Any, x_B: Tensor) -> Tensor:
         even = Data(x_B, torch.arange(classes), torch.arange(classes), torch.ones(classes))
-        head, body = client or Personal(head_for(everyone(down.shared), even), {})
-        z_Bd = network.features(body or down.shared.body, task.inputs(x_B))
+        shared = down.shared.before if recent else down.shared
+        g = everyone(shared)
+        head, body = client or Personal(head_for(widened(g) if recent else g, even), {})
+        z_Bd = network.features(body or shared.body, task.inputs(x_B))
         return log_softmax(linear(z_Bd, *head), -1)
 
-    parts = Shared(body=reduce.increment(), mean_Cd=reduce.mean(), cov=reduce.mean())  # [5]
-    return Method(init_server, stateless, send, local, parts, add, personalise, predict)  # [5]
+    before = reduce.sum() if recent else ()
+    parts = Shared(body=reduce.increment(), mean_Cd=reduce.mean(), cov=reduce.mean(), before=before)  # [5]
+    return Method(init_server, stateless, send, local, parts, renew if recent else add, personalise, predict)  # [5]
