@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import shlex
 from collections.abc import Callable
 from pathlib import Path
@@ -11,12 +12,14 @@ import pandas as pd
 import pytest
 import torch
 from PIL import Image
+from sklearn.metrics import roc_auc_score
 
 import idiolect as idl
 from idiolect import cli
 from idiolect.deploy.bundle import Bundle, log_probabilities
 from idiolect.deploy.join import candidates_of, join
 from idiolect.deploy.samples import Samples, read
+from idiolect.statistics.intervals import auroc
 
 
 @pytest.fixture
@@ -69,6 +72,23 @@ def test_the_joined_model_is_what_was_compared(of_table: Bundle, here: Path) -> 
     assert again.choice.weights == found.choice.weights
     few = candidates_of(of_table, type(mine)(mine.x_N[:30], mine.y_N[:30]))
     assert set(few.clients) == {"global", "personal"}
+
+
+def test_the_page_has_the_area_under_the_curve_and_the_share_of_the_most_frequent_class(
+    of_table: Bundle, here: Path, graz: pd.DataFrame
+) -> None:
+    mine = samples("graz.csv", of_table)
+    choice = candidates_of(of_table, mine).choice
+    join(of_table, mine, Path("site"))
+    page = Path("site/report.html").read_text()
+    rows = re.findall(r"<tr>(.*?)</tr>", page.split("All is by cross-validation")[0], re.DOTALL)[-len(choice.outputs) :]
+    for row, logp_NC in zip(rows, choice.outputs.values(), strict=True):
+        area = roc_auc_score(mine.y_N, logp_NC[:, 1].exp())
+        low, high = auroc(logp_NC.exp().numpy(), mine.y_N.numpy())
+        assert f">{100 * area:.1f}</td>" in row
+        assert f"{100 * low:.1f} to {100 * high:.1f}" in row
+    share = graz["diagnosis"][:60].value_counts(normalize=True)
+    assert f"{share.index[0]}, {100 * share.iloc[0]:.1f} % of the samples" in page
 
 
 @pytest.mark.parametrize("ships", ["global", "personal", "local"])

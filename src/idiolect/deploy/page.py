@@ -17,6 +17,7 @@ from idiolect.deploy.schema import About
 from idiolect.report.figures.figure import Figure
 from idiolect.report.figures.vega_lite import TICKS, amounts, inline_data, tooltip
 from idiolect.report.page import render_page
+from idiolect.simulation.measures import auroc
 from idiolect.statistics.intervals import wilson
 
 # N samples, C classes
@@ -38,12 +39,16 @@ def text(about: About, choice: Choice, y_N: Tensor) -> str:
         "site.html",
         {"site-calibration": figure.spec | {"description": figure.title}},
         title=f"{about.method.title} at this site",
-        facts=facts(about, ("Samples", f"{len(y_N)}, of {len(set(y_N.tolist()))} of {len(about.classes)} classes")),
+        facts=facts(
+            about,
+            ("Samples", f"{len(y_N)}, of {len(set(y_N.tolist()))} of {len(about.classes)} classes"),
+            ("Most frequent class", _most_frequent(about.classes, y_N)),
+        ),
         **reasons(about, choice),
         score="Accuracy, %",
         points=", points",
         blend="their probabilities multiplied (a product of experts)",
-        models=[_line(name, right, choice, about.site.ships) for name in logp],
+        models=[_line(name, right, choice, about.site.ships) | _area(p, y_N) for name, p in logp.items()],
         settled=choice.settled,
         numbers=[],
         names=list(logp),
@@ -90,6 +95,20 @@ def _line(name: Ships, right: Mapping[Ships, Tensor], choice: Choice, ships: str
         "interval": f"{100 * low:.1f} to {100 * high:.1f}",
         **compared(name, choice, lambda value: f"{100 * value:+.1f}"),
     }
+
+
+def _area(logp_NC: Tensor, y_N: Tensor) -> dict[str, Any]:
+    """The cells of a model's area under the ROC curve; none where there is one class alone."""
+    value = auroc(logp_NC.exp(), y_N)
+    if "auroc" not in value:
+        return {}
+    ends = [f"{100 * value[end]:.1f}" for end in ("auroc_low", "auroc_high") if end in value]
+    return {"area": value["auroc"], "area_text": f"{100 * value['auroc']:.1f}", "area_interval": " to ".join(ends)}
+
+
+def _most_frequent(classes: Sequence[str], y_N: Tensor) -> str:
+    count_C = torch.bincount(y_N, minlength=len(classes))
+    return f"{classes[int(count_C.argmax())]}, {100 * int(count_C.max()) / len(y_N):.1f} % of the samples"
 
 
 def _classes(classes: Sequence[str], right: Mapping[Ships, Tensor], y_N: Tensor) -> list[dict[str, Any]]:

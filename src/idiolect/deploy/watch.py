@@ -89,9 +89,9 @@ class WatchResult(NamedTuple):
     errors: Means | None = None
     """Of numbers, the absolute errors of the site's model, where the new samples have targets."""
     intervals: dict[str, conformal.Quality] | None = None
+    """Of numbers with targets, how good the site's intervals at 90 % are for the new samples, by number."""
     network: str = "global model"
     """What makes the representation, and the predictions that are tested."""
-    """Of numbers with targets, how good the site's intervals at 90 % are for the new samples, by number."""
 
     @property
     def tests(self) -> list[Features | Labels | Means]:
