@@ -105,11 +105,48 @@ def test_p_values_of_several_seeds():
         assert below < 0.055
 
 
-def shown(run, a, b):
+def shown(run, a, b, measure=None):
     console = Console(width=80, color_system=None)
     with console.capture() as capture:
-        console.print(report.render_comparison(run, report.compare(run, a, b)))
+        console.print(report.render_comparison(run, report.compare(run, a, b, measure)))
     return capture.get()
+
+
+@pytest.mark.parametrize(("measure", "factor", "sign", "says"), [
+    ("auroc", 100, 1, "points of test AUROC"), ("brier", 1, -1, "test brier, less is better"),
+])  # fmt: skip
+def test_another_measure(make, tmp_path, measure, factor, sign, says):
+    """Client 4 has no value with one of the methods, so that it does not count."""
+    made, rng = make(["local", "fedavg", "fedpac"], seeds=(0, 1), clients=9), np.random.default_rng(1)
+    value_MSK = rng.uniform(0.2, 0.9, (3, 2, 9))
+    for m, label in enumerate(made.labels):
+        for seed, client in np.ndindex(2, 9):
+            if (label, client) != ("fedavg", 4):
+                value = value_MSK[m, seed, client]
+                made.add(label, seed, made.study["rounds"], client, "personalised", measure, value)
+    run = report.read(made.save(tmp_path / "run"))
+    found = report.compare(run, "fedpac", "fedavg", measure)
+    there = np.arange(9) != 4
+    _, base, mine = value_MSK[:, :, there]
+    d = factor * (mine - base)
+    assert found.difference == pytest.approx(d.mean())
+    assert found.low < found.difference < found.high
+    assert found.p_values == pytest.approx({s: wilcoxon(d[s], zero_method="zsplit").pvalue for s in (0, 1)})
+    assert (found.better, found.worse) == ((sign * d.mean(0) > 0).sum(), (sign * d.mean(0) < 0).sum())
+    whole = value_MSK[0] - value_MSK[2]
+    assert found.harmed == (sign * whole.mean(0) > 0).sum()
+    worst = max if sign < 0 else min
+    assert found.worst_decile == pytest.approx(np.mean([worst(row) for row in mine]))
+    flat = " ".join(shown(run, "fedpac", "fedavg", measure).split())
+    assert f"8 clients, 2 seeds; {says}" in flat
+    assert report.compare(run, "fedpac", "fedavg") == report.compare(run, "fedpac", "fedavg", "accuracy")
+
+
+@pytest.mark.parametrize("measure", ["train_loss", "bytes_up", "macro_f1", "nonsense"])
+def test_a_measure_that_cannot_be_compared(make, tmp_path, measure):
+    run = report.read(make().save(tmp_path / "run"))
+    with pytest.raises(InputError, match=f"methods cannot be compared by '?{measure}'?; .*accuracy"):
+        report.compare(run, "fedpac", "fedavg", measure)
 
 
 def test_equal_methods_are_one_sentence(make, tmp_path):

@@ -31,6 +31,12 @@ def report_command(
     compare: Annotated[
         str | None, option("Compare two methods client by client, with tests and intervals.", metavar="A,B")
     ] = None,
+    measure: Annotated[
+        str | None,
+        option(
+            "What --compare compares, as auroc or macro_f1, if the run recorded it.", "the run's score", metavar="NAME"
+        ),
+    ] = None,
     export: Annotated[
         Form | None,
         option(
@@ -48,7 +54,7 @@ def report_command(
     Several runs of the same clients and protocol are exported and compared as one: a method that is in several of them
     is labelled by its run.
 
-    Example: idiolect report runs/digits --compare pfedfda,fedavg
+    Example: idiolect report runs/digits --compare pfedfda,fedavg --measure macro_f1
     """
     from idiolect import report
     from idiolect.core.option_spec import split_list
@@ -56,9 +62,11 @@ def report_command(
 
     if columns is not None and not export:
         raise InputError("--columns chooses columns of an exported table: add --export latex, csv, clients or labels")
+    if measure is not None and not compare:
+        raise InputError("--measure says what two methods are compared by: add --compare A,B")
     if compare:
         run = report.merged(runs)
-        out_console.print(report.render_comparison(run, report.compare(run, *report.named(compare))))
+        out_console.print(report.render_comparison(run, report.compare(run, *report.named(compare), measure)))
     if export:
         for path in report.export(runs, export.value, out, split_list(columns or "")):
             say(out_console, f"Written: {path}")

@@ -16,6 +16,7 @@ from idiolect.core.objectives import ACCURACY, Score
 from idiolect.core.option_spec import split_list
 from idiolect.core.terminal import Text
 from idiolect.report.common_clients import counted
+from idiolect.report.measures import score_of
 from idiolect.report.notebook import facts, html
 from idiolect.report.rows import finished, is_best, summary, worst_mean
 from idiolect.report.tables import worst
@@ -69,52 +70,65 @@ class Comparison(NamedTuple):
         return html(facts(title, _lines(self, self.method, self.base)), below=[_about_tests(self)])
 
 
-def compare(run: Run, method: str, base: str) -> Comparison:
+def compare(run: Run, method: str, base: str, measure: str | None = None) -> Comparison:
     """Compare two methods of a run, by label, name or title.
 
+    Args:
+        run: the run.
+        method: one of them.
+        base: the other.
+        measure: a metric of clients' samples that the run recorded, as ``auroc``; None is the score of the run. A
+            client counts where both methods have a value of it.
+
     Raises:
-        InputError: one of them did not run, both are the same, or they have no results of the same client and seed.
+        InputError: one of them did not run, both are the same, they have no results of the same client and seed, or
+            the run did not record the measure.
     """
+    by = run.score if measure is None else score_of(run, measure)
     method, base = _label(run, method), _label(run, base)
     if method == base:
         raise InputError(f"cannot compare {method} with itself: give two of {', '.join(run.titles)}")
     for d in run.diverged:
         if d.method in (method, base):
             raise InputError(f"{d.method} diverged in round {d.round} with seed {d.seed}, so it cannot be compared")
-    if (comparison := _compared(run, method, base)) is None:
+    if (comparison := _compared(run, method, base, by)) is None:
         what = f"{method} and {base} have no results of the same clients and seeds"
+        what += "" if measure is None else f" by {measure}"
         raise InputError(f"{what}: finish the run, or compare others")
     return comparison
 
 
 def compared(run: Run, method: str, base: str) -> Comparison | None:
     """``compare`` by labels; None if one of them did not run, or they have no results of the same client and seed."""
-    return _compared(run, method, base) if {method, base} <= run.titles.keys() else None
+    there = {method, base} <= run.titles.keys()
+    return _compared(run, method, base, run.score) if there else None
 
 
-def _compared(run: Run, method: str, base: str, *, common: bool = False) -> Comparison | None:
+def _compared(run: Run, method: str, base: str, by: Score, *, common: bool = False) -> Comparison | None:
     """With ``common`` over the clients that all methods of the run have."""
-    value_SK, base_SK, point_SK = _points(run, method, base, common)
+    value_SK, base_SK, point_SK = _points(run, method, base, by, common)
     if point_SK.empty:
         return None
     whole = run.protocol.weighting == "sample"
     weight_K = np.array([run.sizes[int(c)] if whole else 1.0 for c in point_SK.columns])
     low, high = interval(point_SK.to_numpy(), weight_K)
-    gain_K, both = run.score.sign * point_SK.mean(), point_SK.notna()
+    gain_K, both = by.sign * point_SK.mean(), point_SK.notna()
     p_values = _tested(point_SK)
     return Comparison(
         method, base, _mean(point_SK.to_numpy(), weight_K), low, high,
         int((gain_K > 0).sum()), int((gain_K < 0).sum()), int((gain_K == 0).sum()),
-        _worst(value_SK.where(both), run.score), _worst(base_SK.where(both), run.score),
-        _harmed(run, method, common), _harmed(run, base, common), p_values,
-        combined(list(p_values.values())), run.score,
+        _worst(value_SK.where(both), by), _worst(base_SK.where(both), by),
+        _harmed(run, method, by, common), _harmed(run, base, by, common), p_values,
+        combined(list(p_values.values())), by,
     )  # fmt: skip
 
 
-def _points(run: Run, method: str, base: str, common: bool) -> tuple[pd.DataFrame, pd.DataFrame, pd.DataFrame]:
+def _points(
+    run: Run, method: str, base: str, by: Score, common: bool
+) -> tuple[pd.DataFrame, pd.DataFrame, pd.DataFrame]:
     """Scores of both, and their differences, of accuracies in points: seeds x clients."""
-    value_SK, base_SK = _values(run, method, common).align(_values(run, base, common), join="inner")
-    point_SK = (run.score.factor * (value_SK - base_SK)).round(9)  # differences of fractions that are equal are so
+    value_SK, base_SK = _values(run, method, by, common).align(_values(run, base, by, common), join="inner")
+    point_SK = (by.factor * (value_SK - base_SK)).round(9)  # differences of fractions that are equal are so
     return value_SK, base_SK, point_SK.dropna(how="all").dropna(how="all", axis=1)
 
 
@@ -127,7 +141,7 @@ def _tested(point_SK: pd.DataFrame) -> dict[int, float | None]:
 
 def p_value(run: Run, method: str, base: str) -> float | None:
     """``Comparison.p_value`` of two labels; None if there is nothing to test."""
-    return combined(list(_tested(_points(run, method, base, True)[2]).values()) or [None])
+    return combined(list(_tested(_points(run, method, base, run.score, True)[2]).values()) or [None])
 
 
 def smallest_p(clients: int, seeds: int = 1) -> float:
@@ -162,7 +176,7 @@ def comparisons(run: Run) -> list[Comparison]:
     if not (whole_rows := finished(rows)):
         return []
     best = next(r for r in whole_rows if is_best(r, rows))
-    pairs = (_compared(run, best.label, r.label, common=True) for r in whole_rows if r is not best)
+    pairs = (_compared(run, best.label, r.label, run.score, common=True) for r in whole_rows if r is not best)
     return [c for c in pairs if c is not None]
 
 
@@ -262,9 +276,10 @@ def _label(run: Run, name: str) -> str:
 
 
 @once
-def _values(run: Run, label: str, common: bool) -> pd.DataFrame:
+def _values(run: Run, label: str, by: Score, common: bool) -> pd.DataFrame:
     """Final scores: seeds x clients."""
-    values = counted(run) if common else run.final
+    metric = run.metric if by == run.score else by.metric
+    values = counted(run, metric) if common else run.last_of(metric)
     mine = values[values["method"] == label]
     return mine.pivot(index="seed", columns="client", values="value")
 
@@ -281,16 +296,16 @@ def _worst(value_SK: pd.DataFrame, by: Score) -> float:
 
 
 @once
-def _harmed(run: Run, label: str, common: bool) -> int | None:
+def _harmed(run: Run, label: str, by: Score, common: bool) -> int | None:
     alone = run.find("local")
     if alone is None or alone == label:
         return None
     if alone != "local" and sum(m["name"] == "local" for m in run.manifest["methods"].values()) > 1:
         return None  # it is not clear which
-    mine, base = _values(run, label, common).align(_values(run, alone, common), join="inner")
+    mine, base = _values(run, label, by, common).align(_values(run, alone, by, common), join="inner")
     if mine.empty:
         return None
-    return int(((run.score.sign * (mine - base)).mean().round(11) < 0).sum())
+    return int(((by.sign * (mine - base)).mean().round(11) < 0).sum())
 
 
 def p_text(p: float | None) -> str:

@@ -8,7 +8,8 @@ from typing import Any
 import numpy as np
 import pandas as pd
 
-from idiolect.core.errors import InputError, listed, option
+from idiolect.core.errors import InputError, brief, listed, nearest, option
+from idiolect.core.objectives import Score
 from idiolect.core.option_spec import Spec, options_of
 from idiolect.data.partitions import PARTITIONS
 from idiolect.report.common_clients import counted, expected, names
@@ -26,6 +27,11 @@ OF_NUMBERS = ("mse", "mae", "r2", "interval_width", "interval_score")
 """The metrics of predicted numbers, which are no shares."""
 LESS_IS_BETTER = ("loss", "brier", "calibration_error", "mse", "mae", "interval_width", "interval_score")
 """Of the metrics, those of which less is better."""
+_SHARES = (
+    "accuracy", "balanced_accuracy", "macro_f1", "micro_f1", "f1", "subset_accuracy", "auroc", "average_precision",
+    "recall", "sensitivity", "specificity",
+)  # fmt: skip
+_AMOUNTS = (*LESS_IS_BETTER, "r2")
 _CLASS_OF = {"specificity": 0, "sensitivity": 1}
 
 
@@ -64,6 +70,25 @@ def header(metric: str) -> str:
     if " at " in name:
         name = name.replace("ensitivity", "ens.").replace("pecificity", "pec.")
     return f"{name} %"
+
+
+def score_of(run: Run, measure: str) -> Score:
+    """A metric that the run recorded of clients' samples, as what methods are compared by.
+
+    Raises:
+        InputError: the run did not record it, or more of it is neither better nor worse.
+    """
+    names = [m for m in run.records["metric"].unique().tolist() if _plain(m) in (*_SHARES, *_AMOUNTS)]
+    if measure not in names or run.last_of(measure).empty:
+        raise InputError(f"methods cannot be compared by {brief(measure)}; {nearest(measure, names)}")
+    plain, name = _plain(measure), words(measure)
+    name = name if name[:2].isupper() else f"{name[0].lower()}{name[1:]}"
+    return Score(measure, name, header(measure), plain not in LESS_IS_BETTER, 100 if plain in _SHARES else 1)
+
+
+def _plain(metric: str) -> str:
+    """A metric without its samples, options and class."""
+    return metric.removeprefix("validation_").partition(":")[0].partition("[")[0]
 
 
 def class_of(metric: str) -> int | None:

@@ -238,17 +238,19 @@ class Result:
             )
         return uses[0]
 
-    def compare(self, method: str, base: str) -> report.Comparison:
+    def compare(self, method: str, base: str, measure: str | None = None) -> report.Comparison:
         """Two methods compared client by client: by how much one is better, how certain, and for which clients.
 
         Args:
             method: by its label or name.
             base: the other.
+            measure: a metric that the run recorded of clients' samples, as ``auroc``; None is the run's score.
 
         Raises:
-            InputError: one of them did not run or diverged, or they have no results of the same client and seed.
+            InputError: one of them did not run or diverged, they have no results of the same client and seed, or the
+                run did not record the measure.
         """
-        return report.compare(report.read(self.folder), method, base)
+        return report.compare(report.read(self.folder), method, base, measure)
 
     def figures(self) -> Charts:
         """The figures of the page, as Altair charts by name, which one can change and save.
