@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from typing import NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
@@ -11,6 +12,44 @@ from numpy.typing import NDArray
 
 Z = 1.959963984540054  # the normal distribution's 97.5 % quantile
 _DRAWS = 10_000
+
+
+class Estimate(NamedTuple):
+    """What is measured, and the ends of its interval; these are NaN where there is none."""
+
+    value: float
+    low: float = math.nan
+    high: float = math.nan
+
+    def times(self, factor: float) -> Estimate:
+        """The same in another unit, with a factor of 0 or more."""
+        return Estimate(self.value * factor, self.low * factor, self.high * factor)
+
+
+def share(count: int, size: int) -> Estimate:
+    """A proportion with the interval of ``wilson``; NaN of no samples."""
+    if not size:
+        return Estimate(math.nan)
+    low, high = wilson(np.array(count / size), np.array(size))
+    return Estimate(count / size, float(low), float(high))
+
+
+def difference(one: Estimate, other: Estimate, correlation: float = 0.0) -> Estimate:
+    """One number less another, with an interval made of theirs, as far from the middle as both ends together.
+
+    The method of variance estimates recovery: with a and b the distances from the numbers to those of their ends that
+    lie towards the end in question, this is sqrt(a^2 + b^2 - 2 r a b) from the difference, for a correlation r.
+
+    Source: Zou & Donner, Construction of confidence limits about effect measures, Statistics in Medicine 2008; with a
+    correlation: Zou, Toward using confidence intervals to compare correlations, Psychological Methods 2007, Eq. 15.
+    """
+
+    def far(a: float, b: float) -> float:
+        return math.sqrt(max(0.0, a * a + b * b - 2 * correlation * a * b))
+
+    middle = one.value - other.value
+    low = middle - far(one.value - one.low, other.high - other.value)
+    return Estimate(middle, low, middle + far(one.high - one.value, other.value - other.low))
 
 
 def wilson(share: NDArray[np.float64], size: NDArray[np.float64]) -> tuple[NDArray[np.float64], NDArray[np.float64]]:
