@@ -33,6 +33,7 @@ from idiolect.cli.report import report_command
 from idiolect.cli.reproduce import reproduce_command
 from idiolect.cli.run import run_command
 from idiolect.cli.tune import tune_command
+from idiolect.cli.validate import validate_command
 from idiolect.cli.watch import watch_command
 from idiolect.core import terminal
 from idiolect.core.errors import IdiolectError, Interrupted, as_options, near
@@ -74,6 +75,7 @@ app.command("report", cls=Command)(report_command)
 app.command("bundle", cls=Command)(bundle_command)
 app.command("join", cls=Command)(join_command)
 app.command("predict", cls=Command)(predict_command)
+app.command("validate", cls=Command)(validate_command)
 app.command("export", cls=Command)(export_command)
 app.command("watch", cls=Command)(watch_command)
 app.add_typer(federation_app, name="federation")

@@ -56,6 +56,8 @@ class Samples(NamedTuple):
     float64; where it predicts labels, 1 where a sample has one, else 0 (N, L), float64."""
     group_N: Tensor | None = None
     """Which samples belong together, int64; None where each stands for itself."""
+    table: pd.DataFrame | None = None
+    """The columns but those of the target, if they are asked for."""
 
     @property
     def groups(self) -> Tree:
@@ -76,6 +78,7 @@ def read(
     usual: Usual = Usual(),  # noqa: B008  immutable
     targets: Sequence[TargetPart] = (),
     labels: Sequence[str] = (),
+    keep_table: bool = False,
 ) -> Samples:
     """A site's samples with their classes, labels or numbers.
 
@@ -93,6 +96,7 @@ def read(
         usual: what was said in training; its group column counts where the site has such a one and no other is given.
         targets: the numbers that the bundle predicts, in place of classes.
         labels: the labels of which a sample can have several, in place of classes.
+        keep_table: whether the table is returned too.
 
     Raises:
         InputError: there is nothing of the kind, or its columns, labels or images are not what the bundle takes.
@@ -116,7 +120,7 @@ def read(
     beside = frame.drop(columns=goal if group is None or reader.takes(group) else [*goal, group])
     group_N = None if group is None else group_numbers(frame[group], group, str(where))
     x_N = reader.encode(Part(beside, part.pictures)) if x_N is None else x_N
-    return Samples(x_N, y_N, group_N)
+    return Samples(x_N, y_N, group_N, frame.drop(columns=goal) if keep_table else None)
 
 
 def stream(

@@ -138,6 +138,19 @@ class SiteModel(Bundle):
         truth = pd.DataFrame({"label": [classes[c] for c in y_N.tolist()]})
         return [prediction_table(p_NC, classes, threshold, truth, *at)]
 
+    @property
+    def tested(self) -> tuple[Tensor, Tensor, Tensor | None]:
+        """What it predicted for the site's test samples when it was measured, their labels, and their groups, if any.
+
+        Log-probabilities of classes (N, C), or without and with each label (N, L, 2), or numbers (N, D).
+        """
+        p_NC, y_N, group_N = (self._arrays.get(f"test/{name}") for name in ("p_NC", "y_N", "group_N"))
+        assert p_NC is not None
+        assert y_N is not None
+        if self.about.targets:
+            return p_NC, y_N, group_N
+        return (torch.stack([1 - p_NC, p_NC], -1) if self.about.labels else p_NC).log(), y_N, group_N
+
     def unwatched(self, least: int) -> str:
         """Why it cannot be watched, which takes so many of the site's own test samples."""
         if not may_be_last(self.cell.study, self.round):
