@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import shutil
 import stat
 from collections.abc import Callable
@@ -408,6 +409,11 @@ def test_the_commands_take_a_state_folder(
     np.testing.assert_allclose(found, predicted(finished.state(method="fedper"), new), atol=1e-7)
     assert call("predict", state, "--method", "fedper", "--own", "--out", "own.csv") == 0
     assert len(pd.read_csv("own.csv")) == 12
+    assert call("validate", state, "--method", "fedper", "--own", "--least", 3, "--out", "v") == 0
+    judged, own = json.loads(Path("v/validation.json").read_text()), pd.read_csv("own.csv")
+    right = (own["label"].astype(str) == own["label of the data"].astype(str)).mean()
+    assert judged["accuracy"]["value"] == pytest.approx(right)
+    assert judged["samples"] == 12
     assert call("bundle", state, "--method", "fedper", "--out", "b") == 0
     assert call("join", state, "--method", "fedper", "--data", table, "--target", "label", "--out", "site") == 0
     assert call("predict", "site", "--data", new, "--out", "s.csv", "--level", "0.8") == 0
@@ -424,6 +430,9 @@ def test_the_commands_take_a_state_folder(
         (("predict", "b"), "give --data (new samples), or --own"),
         (("predict", state, "--method", "fedper", "--own", "--out", "p.txt"), "end it in .parquet or .csv"),
         (("watch", state, "--method", "fedper", "--data", new), "the site has 12 test samples, and 20 are needed"),
+        (("validate", state, "--method", "fedper", "--own", "--out", "c"), "a validation needs 10 samples of a class"),
+        (("validate", state, "--own", "--subgroup", "m0", "--out", "c"), "--subgroup needs the columns of samples"),
+        (("validate", "b", "--own", "--out", "c"), "--own is for a site's state folder, and b is none"),
         (("bundle", state, "--method", "fedper", "--out", "b"), "b exists"),
         (("bundle", state, "--method", "fedper", "--out", "c", "--client", "north"), "leave out --client"),
         (("bundle", run, *of, "--out", "c", "--client", "all"), "leave out --client"),

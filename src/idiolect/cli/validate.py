@@ -78,9 +78,7 @@ def validate_command(
     vacant(out)
     form = form_of(header, columns, missing, unlabelled)
     choice: dict[str, Any] = {"method": method, "seed": seed, "study": study, "state_key": state_key}
-    if data is None:
-        if not is_state(site):
-            raise InputError(f"--own is for a site's state folder, and {site} is none: give --data")
+    if data is None and is_state(site):
         if subgroup:
             raise InputError("--subgroup needs the columns of samples, which a state folder does not keep: give --data")
         own_model = state(site, **choice)
@@ -91,6 +89,8 @@ def validate_command(
         )  # fmt: skip
     else:
         bundle = model(site, allow_import=allow_import, **choice)
+        if data is None:
+            raise InputError(f"--own is for a site's state folder, and {site} is none: give --data")
         result = validate(
             bundle, data, out, target=target, of_class=of_class, subgroup_columns=subgroup or (), settings=settings,
             client=client, resize=resize, as_is=as_is or (), form=form, group_column=group_column,

@@ -1,4 +1,4 @@
-"""Personal models outside of the simulator: bundles, joining, predicting, exporting and watching."""
+"""Personal models outside of the simulator: bundles, joining, predicting, validating, exporting and watching."""
 
 from __future__ import annotations
 

@@ -41,6 +41,8 @@ def text(result: Validation) -> str:
         groups=_groups(result.subgroups, result.settings.least),
         prevalence=_prevalence(result),
         least=result.settings.least,
+        specificity=f"{100 * result.settings.specificity:g} %",
+        sensitivity=f"{100 * result.settings.sensitivity:g} %",
         **more,
     )
 
@@ -116,12 +118,9 @@ def _decisions(result: Validation) -> Table:
 
 
 def _classes(result: Validation) -> Table:
-    settings = result.settings
-    columns = [
-        "Class", "Samples", "AUROC", f"Sensitivity at specificity {100 * settings.specificity:g} %",
-        f"Specificity at sensitivity {100 * settings.sensitivity:g} %", "Calibration in the large", "Slope",
-    ]  # fmt: skip
-    rows = [{"name": name, "cells": _of_class(of) if of else [_FEW] * 6} for name, of in result.classes.items()]
+    columns = ["Class", "Samples", "AUROC", *_RATES[:2], "In the large", "Slope"]
+    few = [_FEW, *[_cell(math.nan)] * (len(columns) - 2)]
+    rows = [{"name": name, "cells": _of_class(of) if of else few} for name, of in result.classes.items()]
     return {"columns": columns, "rows": rows}
 
 

@@ -8,10 +8,13 @@ from typing import Any, NamedTuple
 
 import pandas as pd
 
+from idiolect.core.errors import listed
 from idiolect.deploy.subgroups import Subgroup
 from idiolect.deploy.validation import ENOUGH, Curves, Performance, Settings
 from idiolect.statistics.decision_curve import NetBenefit
 from idiolect.statistics.intervals import Estimate
+
+_SHOWN = 8  # classes that a sentence names
 
 
 class Validation(NamedTuple):
@@ -64,7 +67,9 @@ def sentences(result: Validation) -> list[str]:
     if one is None or result.curves is None:
         few = [name for name, of in result.classes.items() if of is None]
         lines = [] if result.accuracy is None else [f"The model is right for {percent(result.accuracy)} of samples."]
-        return lines + ([f"Too few samples to judge: {', '.join(few)}."] if few else [])
+        areas = [f"{name} {decimals(of.auroc)}" for name, of in result.classes.items() if of]
+        lines += [f"AUROC against the rest: {listed(areas, _SHOWN)}."] if areas else []
+        return lines + ([f"Too few samples to judge: {listed(few, _SHOWN)}."] if few else [])
     settings, high, low = result.settings, one.specific, one.sensitive
     return [
         f"AUROC {decimals(one.auroc)}: of two samples, one {one.title} and one not, the first gets the higher "
@@ -98,7 +103,8 @@ def cautions(result: Validation) -> list[str]:
         )
     small = sum(group.samples is None for group in result.subgroups)
     if small:
-        lines.append(f"{small} subgroups have fewer than {result.settings.least} samples: too few to judge.")
+        what = "1 subgroup has" if small == 1 else f"{small} subgroups have"
+        lines.append(f"{what} fewer than {result.settings.least} samples: too few to judge.")
     return lines
 
 
