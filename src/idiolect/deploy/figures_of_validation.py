@@ -88,8 +88,8 @@ def _calibration(one: Performance, curves: Curves) -> Figure:
     layers: list[Json] = [_diagonal("predicted", "observed", both)]
     names = [_MODEL]
     if not math.isnan(parts.slope.value):
-        ends = [curves.bins[0].predicted, curves.bins[-1].predicted]
-        p = np.linspace(*np.clip(ends, 0.001, 0.999), 41)
+        first, last = (min(max(b.predicted, 0.001), 0.999) for b in (curves.bins[0], curves.bins[-1]))
+        p = np.linspace(first, last, 41)
         line = pd.DataFrame({"of": _LINE, "predicted": p})
         line["observed"] = expit(parts.intercept.value + parts.slope.value * logit(p))
         names.append(_LINE)

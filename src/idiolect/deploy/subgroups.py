@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from itertools import pairwise
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import numpy as np
 import pandas as pd
@@ -30,17 +30,17 @@ class Subgroup(NamedTuple):
 
     column: str
     value: str
-    samples: int | None
-    cases: int | None
-    controls: int | None
-    auroc: Estimate | None
-    accuracy: Estimate | None
-    sensitivity: Estimate | None
+    samples: int | None = None
+    cases: int | None = None
+    controls: int | None = None
+    auroc: Estimate | None = None
+    accuracy: Estimate | None = None
+    sensitivity: Estimate | None = None
     """Where a sample is positive if its class is predicted, and so the specificity."""
-    specificity: Estimate | None
-    predicted: float | None
+    specificity: Estimate | None = None
+    predicted: float | None = None
     """The mean probability of being a case."""
-    observed: Estimate | None
+    observed: Estimate | None = None
     """The share of cases."""
 
 
@@ -65,7 +65,7 @@ def subgroups(
 def _subgroup(column: str, value: str, part: Outcome, settings: Settings) -> Subgroup:
     count, cases, least = len(part.p_N), part.cases, settings.least
     if count < least:
-        return Subgroup(column, value, *[None] * 9)  # type: ignore[arg-type]
+        return Subgroup(column, value)
     controls = count - cases
     right, false = int((part.is_named_N == part.is_case_N).sum()), int((part.is_named_N & ~part.is_case_N).sum())
     true = int((part.is_named_N & part.is_case_N).sum())
@@ -85,7 +85,7 @@ def _subgroup(column: str, value: str, part: Outcome, settings: Settings) -> Sub
     )
 
 
-def _column(table: pd.DataFrame | None, name: str, where: str) -> pd.Series:
+def _column(table: pd.DataFrame | None, name: str, where: str) -> pd.Series[Any]:
     columns = [] if table is None else [str(c) for c in table]
     if table is None or name in columns:
         values = None if table is None else table[name]
@@ -101,7 +101,7 @@ def _column(table: pd.DataFrame | None, name: str, where: str) -> pd.Series:
     return values
 
 
-def _parts(values: pd.Series, name: str, where: str) -> Iterator[tuple[str, NDArray[np.bool_]]]:
+def _parts(values: pd.Series[Any], name: str, where: str) -> Iterator[tuple[str, NDArray[np.bool_]]]:
     """Each value, or range of numbers, in order, and which samples have it; those without a value last."""
     absent_N = missing(values)
     there = values[~absent_N]
@@ -116,7 +116,7 @@ def _parts(values: pd.Series, name: str, where: str) -> Iterator[tuple[str, NDAr
         yield _ABSENT, absent_N
 
 
-def _values(there: pd.Series, name: str, where: str) -> tuple[NDArray[np.int64], list[str]]:
+def _values(there: pd.Series[Any], name: str, where: str) -> tuple[NDArray[np.int64], list[str]]:
     texts = there.astype(object).map(text_of)
     names = in_order(set(texts))
     if len(names) > MOST:

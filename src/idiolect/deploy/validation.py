@@ -224,7 +224,8 @@ def curves(outcome: Outcome, settings: Settings) -> Curves:
     for specificity in np.linspace(0.05, 0.95, _STEPS).round(2).tolist():
         rate, ends = rate_at(p_N[is_case_N], p_N[~is_case_N], specificity)
         rates[specificity] = Estimate(rate, *ends)
-    thresholds = np.linspace(*settings.thresholds, _STEPS).round(6).tolist()
+    low, high = settings.thresholds
+    thresholds = np.linspace(low, high, _STEPS).round(6).tolist()
     return Curves(
         rates,
         bins(p_N, is_case_N, least=settings.least),

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from typing import Any, NamedTuple
 
 import pandas as pd
@@ -146,7 +146,7 @@ def ranges(curve: list[NetBenefit], *, sure: bool) -> list[tuple[float, float]]:
     return runs
 
 
-def _with_interval(of: Estimate, text: Any, end: str = "") -> str:
+def _with_interval(of: Estimate, text: Callable[[float], str], end: str = "") -> str:
     if math.isnan(of.value):
         return "-"
     return f"{text(of.value)}{end}" + ("" if math.isnan(of.low) else f" ({text(of.low)} to {text(of.high)})")

@@ -67,7 +67,7 @@ def decision_curve(
             share(n, size).times(part)
             for n, size, part in zip((cases - true, count - cases - false), sizes, shares, strict=True)
         ]
-        both = [prevalence is None and _correlation(*(e.value for e in pair)) for pair in (treated, left)]
+        both = [_correlation(a.value, b.value) if prevalence is None else 0.0 for a, b in (treated, left)]
         everyone = Estimate(*(h - (1 - h) * odds for h in have))
         model = difference(treated[0], treated[1].times(odds), both[0])
         gain = difference(left[1].times(odds), left[0], both[1])
