@@ -124,7 +124,7 @@ def test_no_file_tells_a_sample(site: Bundle, tested: pd.DataFrame) -> None:
     assert set(row) == set("ward,attic")
     row = r"attic</th>\s*<td[^>]*>&lt; 10</td>\s*<td[^>]*>too few to judge</td>(\s*<td[^>]*>-</td>)+\s*</tr>"
     assert re.search(row, texts["report.html"])
-    assert "2 subgroups have fewer than 10 samples" in " ".join(cautions(result))
+    assert "3 subgroups have fewer than 10 samples" in " ".join(cautions(result))
 
 
 def test_subgroups_of_numbers_are_quartiles_and_questions_have_two(site: Bundle, tested: pd.DataFrame) -> None:
@@ -249,10 +249,13 @@ def test_samples_of_one_patient_and_few_samples_are_said(site: Bundle, tested: p
     assert "for a prevalence of 10 %" in said
 
 
-def test_the_command_writes_the_page_and_the_tables(call: Callable, tested: pd.DataFrame) -> None:
+def test_the_command_writes_the_page_and_the_tables(
+    call: Callable, tested: pd.DataFrame, caplog: pytest.LogCaptureFixture
+) -> None:
     code, out, err = call("{s} --data tested.csv --target diagnosis --subgroup ward --subgroup 'age>=65' --out v")
     assert (code, err) == (0, ""), err
     assert out.startswith("AUROC 0.9")
+    assert "are not used: patient\n" in caplog.text, "the columns of subgroups are"
     assert "Validation: v (report: v/report.html)" in out
     content = json.loads(Path("v/validation.json").read_text())
     assert content["samples"] == len(tested)

@@ -117,7 +117,7 @@ def _calibration(one: Performance, curves: Curves) -> Figure:
 
 
 def _decisions(one: Performance, curves: Curves) -> Figure:
-    rows = []
+    rows: list[Json] = []
     for point in curves.decision:
         for name, of in ((_MODEL, point.model), (_ALL, point.everyone)):
             rows.append({"of": name, "threshold": point.threshold, "benefit": of.value, "low": of.low, "high": of.high})

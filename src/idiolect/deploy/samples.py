@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Iterator, Sequence
+from collections.abc import Collection, Iterator, Sequence
 from pathlib import Path
 from typing import NamedTuple
 
@@ -78,7 +78,7 @@ def read(
     usual: Usual = Usual(),  # noqa: B008  immutable
     targets: Sequence[TargetPart] = (),
     labels: Sequence[str] = (),
-    keep_table: bool = False,
+    kept: Collection[str] | None = None,
 ) -> Samples:
     """A site's samples with their classes, labels or numbers.
 
@@ -96,7 +96,7 @@ def read(
         usual: what was said in training; its group column counts where the site has such a one and no other is given.
         targets: the numbers that the bundle predicts, in place of classes.
         labels: the labels of which a sample can have several, in place of classes.
-        keep_table: whether the table is returned too.
+        kept: further columns that the caller uses, from the table that is then returned too.
 
     Raises:
         InputError: there is nothing of the kind, or its columns, labels or images are not what the bundle takes.
@@ -117,10 +117,11 @@ def read(
     if not len(y_N):
         raise InputError(f"{where} has no samples: give some")
     group = group_of(frame.drop(columns=goal[1:]), goal[0], group_column, usual.group, str(where))
-    beside = frame.drop(columns=goal if group is None or reader.takes(group) else [*goal, group])
+    used = {c for c in (group, *(kept or ())) if c in frame and c is not None and not reader.takes(c)}
+    beside = frame.drop(columns=[*goal, *used.difference(goal)])
     group_N = None if group is None else group_numbers(frame[group], group, str(where))
     x_N = reader.encode(Part(beside, part.pictures)) if x_N is None else x_N
-    return Samples(x_N, y_N, group_N, frame.drop(columns=goal) if keep_table else None)
+    return Samples(x_N, y_N, group_N, None if kept is None else frame.drop(columns=goal))
 
 
 def stream(

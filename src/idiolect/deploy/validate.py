@@ -12,6 +12,7 @@ from idiolect.core import files
 from idiolect.core.errors import InputError, listed, option
 from idiolect.core.terminal import as_json
 from idiolect.data.custom.form import Form
+from idiolect.data.custom.questions import columns_asked
 from idiolect.deploy import page_of_validation
 from idiolect.deploy.bundle import Bundle, log_probabilities
 from idiolect.deploy.predict import finite
@@ -75,9 +76,10 @@ def validate(
     bundle.ready()
     check_task(about)
     model, at = bundle.model(client), bundle.thresholds(client)
+    kept = set(subgroup_columns).union(*map(columns_asked, subgroup_columns))
     own = read(
         where, about.inputs, about.classes, target, resize=resize, as_is=as_is, form=form, group_column=group_column,
-        usual=usual_of(about), labels=about.labels, keep_table=True,
+        usual=usual_of(about), labels=about.labels, kept=kept,
     )  # fmt: skip
     logp = finite(log_probabilities(model, bundle.predicting, own.x_N))
     return judge(
@@ -143,7 +145,7 @@ def judge(
         about.method.title,
         bundle.digest,
         len(y),
-        None if group_N is None else len(group_N.unique()),
+        None if group_N is None else len(set(group_N.tolist())),
         settings,
         share(right, len(y)) if about.classes else None,
         judged,

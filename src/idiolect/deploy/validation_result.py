@@ -48,7 +48,7 @@ class Validation(NamedTuple):
 
     def tables(self) -> dict[str, pd.DataFrame]:
         """By name; a column with an interval has ``NAME_low`` and ``NAME_high`` beside it."""
-        rows: dict[str, Iterable[Mapping[str, Any]]] = {
+        rows: dict[str, Iterable[dict[str, Any]]] = {
             "classes": [{"name": name} | (_flat(of) if of else {}) for name, of in self.classes.items()]
         }
         if self.curves:
