@@ -75,6 +75,12 @@ def test_without_a_positive_sample_there_is_an_interval_too() -> None:
     np.testing.assert_allclose(everyone.model.value, everyone.everyone.value)
 
 
+def test_a_probability_of_the_threshold_is_treated() -> None:
+    [point] = decision_curve(np.full(30, 0.5), np.arange(30) < 10, [0.5])
+    np.testing.assert_allclose(point.model.value, 10 / 30 - 20 / 30)
+    np.testing.assert_allclose(point.gain.value, 0, atol=1e-12)
+
+
 def test_a_difference_is_zou_and_donners() -> None:
     one, other = Estimate(0.5, 0.3, 0.6), Estimate(0.2, 0.1, 0.4)
     np.testing.assert_allclose(difference(one, other), (0.3, 0.3 - np.hypot(0.2, 0.2), 0.3 + np.hypot(0.1, 0.1)))
