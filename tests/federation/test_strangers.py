@@ -233,6 +233,28 @@ def test_a_revoked_key_gets_no_more_than_a_stranger(tmp_path: Path) -> None:
         assert said.lines("the key of south was revoked on")
 
 
+@pytest.mark.parametrize("limit", ["address", "strangers"])
+def test_who_has_sent_nothing_is_closed_before_who_has(limit: str, tmp_path: Path) -> None:
+    """However slow a site's machine is: its handshake has begun, and those of idle connections have not."""
+    place, most = Place(tmp_path), 8
+    limits = Limits(strangers=100, address=100, handshake=100.0)._replace(**{limit: most})
+    with place.link(limits=limits), ExitStack() as stack:
+        half = stack.enter_context(_idle(place.address))
+        half.sendall(_HELLO)
+        silent = [stack.enter_context(_idle(place.address)) for _ in range(most - 1)]
+        until(lambda: not any(map(_gone, [half, *silent])))
+        more = [stack.enter_context(_idle(place.address)) for _ in range(3 * most)]
+        until(lambda: sum(not _gone(one) for one in [*silent, *more]) == most - 1)
+        assert not _gone(half)
+        assert not any(map(_gone, more[-(most - 1) :]))  # of these, too, the newest stay
+
+        def is_gone() -> bool:
+            stack.enter_context(_idle(place.address)).sendall(_HELLO)
+            return _gone(half)
+
+        until(is_gone)  # the oldest of those that have
+
+
 @pytest.mark.parametrize("each", [1, 3, 6])
 def test_a_registered_site_has_so_many_connections_and_the_others_theirs(each: int, tmp_path: Path) -> None:
     place = Place(tmp_path)

@@ -1,8 +1,8 @@
 """A small HTTP server whose visitors are known by their certificates, and whom strangers cost little.
 
 asyncio carries it. What a stranger can use up is bounded: connections that have not proved who they are, in all and
-from one address, and the seconds that each may take. When there are too many, the oldest one of the address that has
-most of them is closed, so somebody who proves it at once finds room.
+from one address, and the seconds that each may take. When there are too many, one of the address that has most of them
+is closed: the oldest that has sent nothing, or else the oldest. So somebody who proves it at once finds room.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ import ssl
 import sys
 import threading
 from collections import Counter
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field
 from types import TracebackType
@@ -75,6 +75,8 @@ class _Visit:
     task: asyncio.Task[None] | None = None
     why: str = "it did not say who it is in time"
     """What is said when it is closed; "" for a visitor that is let in."""
+    speaks: bool = False
+    """Whether it has sent something, or has gone."""
     transport: asyncio.BaseTransport | None = field(default=None, repr=False)
 
 
@@ -185,19 +187,19 @@ class Server:
         limits = self._limits
         same = [one for one in self._strangers if one.origin == visit.origin]
         if len(same) >= limits.address:
-            self._drop(same[0], f"more than {limits.address} connections at a time that do not say who they are")
+            self._drop(_first(same), f"more than {limits.address} connections at a time that do not say who they are")
         elif len(self._strangers) >= limits.strangers or self._count >= limits.all:
             return self._drop_one()
         return True
 
     def _drop_one(self) -> bool:
-        """Close the oldest connection of the address that has most of those that do not say who they are."""
+        """Close a connection of the address that has most of those that do not say who they are."""
         most = Counter(one.origin for one in self._strangers).most_common(1)
-        for visit in self._strangers:
-            if visit.origin == most[0][0]:
-                self._drop(visit, "too many connections at a time that do not say who they are")
-                return True
-        return False
+        if not most:
+            return False
+        same = [one for one in self._strangers if one.origin == most[0][0]]
+        self._drop(_first(same), "too many connections at a time that do not say who they are")
+        return True
 
     def _drop(self, visit: _Visit, why: str) -> None:
         visit.why = why
@@ -210,6 +212,9 @@ class Server:
             protocol = asyncio.StreamReaderProtocol(reader)
             seconds = self._limits.handshake if self._tls else None
             loop = asyncio.get_running_loop()
+            if self._tls:
+                await _first_bytes(loop, connection, self._limits.handshake)
+                visit.speaks = True
             visit.transport, _ = await loop.connect_accepted_socket(
                 lambda: protocol, connection, ssl=self._tls, ssl_handshake_timeout=seconds
             )
@@ -289,6 +294,25 @@ class Server:
             app.on_refusal(visit.address, f"it could not be answered ({type(error).__name__}: {error})", name)
             response = json_response(500, {"why": "this could not be answered"})
         return await exchange.write(response, bare=bare)
+
+
+def _first(visits: Sequence[_Visit]) -> _Visit:
+    """Who is closed first of some, the oldest of whom comes first: who has sent nothing."""
+    return min(visits, key=lambda one: one.speaks)
+
+
+async def _first_bytes(loop: asyncio.AbstractEventLoop, connection: socket.socket, seconds: float) -> None:
+    """Wait until a connection has something to read, or has ended.
+
+    Raises:
+        TimeoutError: it took longer.
+    """
+    there = asyncio.Event()
+    loop.add_reader(connection, there.set)
+    try:
+        await asyncio.wait_for(there.wait(), seconds)
+    finally:
+        loop.remove_reader(connection)
 
 
 def _origin(address: str) -> str:
