@@ -211,7 +211,7 @@ def test_what_the_server_keeps_makes_bundles_and_pages(files: Files, tmp_path: P
     Deployment(tmp_path, files).run()
     assert (tmp_path / "run" / "report.html").exists()
     for command in (
-        ["bundle", tmp_path / "run", "--out", tmp_path / "bundle"],
+        ["bundle", tmp_path / "run", "--method", "fedavg", "--out", tmp_path / "bundle"],
         ["join", tmp_path / "bundle", "--data", files["west"], "--target", "label", "--out", tmp_path / "joined"],
         ["bundle", tmp_path / "state-north", "--out", tmp_path / "north-bundle"],
     ):

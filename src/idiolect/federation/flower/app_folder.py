@@ -100,7 +100,7 @@ def write_app(
         sites=_text(",".join(sites)), kit=_path(kit), out=_path(run), least=len(sites) // 2 + 1, start=len(sites),
         simulated=_path(simulated),
     )  # fmt: skip
-    contents = {
+    contents: dict[str, bytes | str] = {
         "pyproject.toml": project,
         f"{PACKAGE}/__init__.py": '"""A study as an app of Flower."""\n',
         f"{PACKAGE}/server_app.py": _SERVER,

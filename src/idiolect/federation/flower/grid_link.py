@@ -100,7 +100,10 @@ class GridLink:
         tickets = {letter.id: ticket for ticket, letter in self._letters.items() if letter.id}
         replies = []
         if tickets or self._questions:
-            for message in self._grid.pull_messages([*tickets, *self._questions]):
+            messages = list(self._grid.pull_messages([*tickets, *self._questions]))
+            if any(message.has_error() for message in messages):
+                self._look(now)  # the error may be that a SuperNode is gone, which is to be known before it is taken
+            for message in messages:
                 id = message.metadata.reply_to_message_id
                 if id in self._questions:
                     self._name(self._questions.pop(id), message)
@@ -185,7 +188,7 @@ class GridLink:
         for letter in self._letters.values():
             if not letter.id and self._is_here(letter.site):
                 letter.node = self._places[letter.site]
-                values = {"site": letter.site, "number": self._sites.index(letter.site)}
+                values: dict[str, str | int | bytes] = {"site": letter.site, "number": self._sites.index(letter.site)}
                 message = Message(fill(values, letter.content), letter.node, "train", group_id=_group_of(letter))
                 letter.id = self._push(message)
 
