@@ -54,8 +54,11 @@ class _Grid:
 
 
 def test_the_numbers_are_those_of_a_simulation(files: dict[str, Path], tmp_path: Path) -> None:
+    from flwr.supercore.task_identity import TaskIdentity  # which Flower's own processes set
+
     from idiolect.federation.flower import server_app
 
+    TaskIdentity.run_id, TaskIdentity.node_id, TaskIdentity.task_id = 1, 0, 1
     study(tmp_path, "fedavg, pfedfda", rounds=2)
     nodes = []
     for k, (name, file) in enumerate(files.items()):
