@@ -41,8 +41,8 @@ class Opened:
         self.page.on("pageerror", lambda e: self.complaints.append(str(e)))
         self.page.on("requestfailed", lambda r: self.complaints.append(f"failed: {r.url}"))
         self.page.on("request", lambda r: self.requests.append(r.url))
-        self.page.goto(file.as_uri())
-        self.page.wait_for_selector("html[data-drawn]", timeout=30_000)
+        self.page.goto(file.as_uri(), timeout=120_000)  # on a machine that is busy with other tests
+        self.page.wait_for_selector("html[data-drawn]", timeout=120_000)
 
     def clean(self, file: Path) -> None:
         assert self.complaints == []

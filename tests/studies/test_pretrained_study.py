@@ -201,6 +201,9 @@ def test_texts_of_a_file_are_divided_by_the_backbones_own_tokenizer(tmp_path: Pa
     assert one.samples().tokens.encoder.decode(one.samples().x_R[0]) in set(frame["text"]) | {
         " ".join(text.split()[:22]) for text in frame["text"]
     }
+    shown = one.describe()._repr_html_()
+    assert "Tokens per text" in shown
+    assert f"a text of up to 24 tokens of hf:{folder}" in shown.replace("<wbr>", "")
 
 
 def test_texts_given_in_python_name_the_tokenizer(tmp_path: Path) -> None:

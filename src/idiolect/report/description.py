@@ -23,6 +23,7 @@ from idiolect.core.terminal import Text
 from idiolect.core.tree import Tree
 from idiolect.data import FederatedData, holdings
 from idiolect.data.heterogeneity import COMPARED, Description
+from idiolect.data.text.tokens import unit
 from idiolect.report import baseline, examples
 from idiolect.report.figures import Figure, partition_figures
 from idiolect.report.formatting import divided, short
@@ -176,7 +177,8 @@ def _division(study: Mapping[str, Any], data: FederatedData) -> list[tuple[str, 
 def _form(data: FederatedData) -> str:
     """The form of a sample, in words."""
     if data.tokens is not None:
-        return f"a text of up to {data.x_R.shape[1]:,} {data.tokens.encoder.name}"
+        name, units = data.tokens.encoder.name, unit(data.tokens.encoder)
+        return f"a text of up to {data.x_R.shape[1]:,} {units}{'' if units == name else f' of {name}'}"
     if examples.kind_of(data) == "windows":
         channels, time = data.shape
         return f"a window of {channels:,} channel{'s' * (channels > 1)} and {time:,} time steps"
@@ -187,8 +189,8 @@ def _tokens(data: FederatedData) -> list[tuple[str, str]]:
     """How long training texts are."""
     if data.tokens is None:
         return []
-    kind = data.tokens.encoder.name
-    return [(f"{kind.capitalize()} per text", examples.spread_of_lengths(examples.training_lengths(data)))]
+    units = unit(data.tokens.encoder).capitalize()
+    return [(f"{units} per text", examples.spread_of_lengths(examples.training_lengths(data)))]
 
 
 def _numbers(x_R: Tree) -> str:

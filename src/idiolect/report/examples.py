@@ -12,7 +12,7 @@ import torch
 
 from idiolect.core.objectives import number
 from idiolect.data import FederatedData
-from idiolect.data.text.tokens import lengths
+from idiolect.data.text.tokens import lengths, unit
 from idiolect.report.figures import Figure
 from idiolect.report.figures.colours import PALETTE, PLAIN
 from idiolect.report.figures.vega_lite import tooltip
@@ -114,7 +114,7 @@ def spread_of_lengths(length_R: Sequence[int] | np.ndarray[Any, Any]) -> str:
 def figure_of_lengths(data: FederatedData) -> Figure:
     """How many training texts have how many tokens."""
     assert data.tokens is not None
-    length_R, kind = training_lengths(data), data.tokens.encoder.name
+    length_R, kind = training_lengths(data), unit(data.tokens.encoder)
     most = int(length_R[-1])
     width = max(1, -(-most // _BINS))
     count_B = np.bincount((length_R - 1).clip(0) // width)
