@@ -6,7 +6,6 @@ import secrets
 import time
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import NamedTuple
 
 from flwr.app import Message
 from flwr.serverapp import Grid
@@ -15,6 +14,7 @@ from idiolect.core.errors import printable
 from idiolect.federation.events import Events
 from idiolect.federation.flower.envelope import content_of, fill, values_of
 from idiolect.federation.flower.names import is_signed
+from idiolect.federation.link.server_end import Reply
 from idiolect.federation.messages import Refusal, head
 
 _LOOK = 2.0  # seconds between two looks for SuperNodes
@@ -22,16 +22,6 @@ _PULL = 0.2  # seconds between two looks for replies
 _AGAIN = 30.0  # seconds after which a node that gave no name is asked again
 _ROOM = 2**26  # bytes of a reply, besides _TIMES those of the question
 _TIMES = 16
-
-
-class Reply(NamedTuple):
-    """What a site sent."""
-
-    site: str
-    ticket: str
-    content: bytes | None
-    """None: it cannot be read, and ``why`` says why."""
-    why: str = ""
 
 
 @dataclass
