@@ -176,17 +176,16 @@ def fedlda(
     def local(down: Down, client: Any, data: Data, key: Tensor) -> tuple[Any, Up, dict[str, Tensor]]:
         g = everyone(down.shared)
         new, loss = train(down.shared, data, key)
-        z_Nd, y_N = features(task, new, data)
-        sums = moments(z_Nd, y_N, data.real_N, classes)
+        sums, dtype = sums_under(new, data), down.shared.cov.dtype
         own = estimate(sums, g.mean_Cd)  # [3]
         if centre == "interpolated":
             about_Cd = interpolate(own, g, 1 - global_weight).mean_Cd
-            own = Gaussian(own.mean_Cd, estimate(sums, about_Cd, min_count=len(y_N) + 1).cov_dd)
+            own = Gaussian(own.mean_Cd, estimate(sums, about_Cd, min_count=len(data.row_N) + 1).cov_dd)
         mixture = interpolate(Gaussian(own.mean_Cd, covariance.ridge(own.cov_dd, ridge)), g, 1 - global_weight)  # [4]
         up = Shared(
             tree.sub(new, down.shared.body),
-            (mixture.mean_Cd - g.mean_Cd).to(z_Nd.dtype),
-            covariance.pack(mixture.cov_dd - g.cov_dd).to(z_Nd.dtype),
+            (mixture.mean_Cd - g.mean_Cd).to(dtype),
+            covariance.pack(mixture.cov_dd - g.cov_dd).to(dtype),
             sums_under(down.shared.body, data) if recent else (),
         )
         return client, Up(up, data.real_N.sum()), {"train_loss": loss}
