@@ -51,6 +51,7 @@ if find_spec("ray") is None:  # imported by those alone that use it: it takes a 
 
 DATA = toy.data()
 BALLAST = 2000  # numbers beside the count: a state that is worth keeping
+PATIENCE = {"health_check_timeout_ms": 60_000, "health_check_failure_threshold": 20}  # a busy machine loses no node
 
 
 @pytest.fixture(scope="module")
@@ -66,8 +67,8 @@ def cluster() -> Iterator[Any]:
         size |= {"no_monitor": True, "include_log_monitor": False}  # helpers of Ray that nothing here asks
         made = Cluster()
         try:
-            for _ in range(2):
-                made.add_node(**size)
+            made.add_node(**size, _system_config=PATIENCE)
+            made.add_node(**size)
             made.size = size
             yield made
         finally:
