@@ -8,11 +8,15 @@ beside the contract is marked ``kinds``: it is usually run with some methods, wh
 from __future__ import annotations
 
 import gc
+import inspect
 import os
+import re
+import sys
 
 os.environ.setdefault("OMP_NUM_THREADS", "1")  # several processes run tests; before NumPy and PyTorch are imported
 
 from collections.abc import Callable, Generator
+from contextlib import contextmanager
 from fnmatch import fnmatch
 from functools import cache
 from pathlib import Path
@@ -83,24 +87,80 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
     items.sort(key=place)
 
 
+PAGES = ("html", "page", "report")
+TESTS = Path(__file__).parent
+
+
 @cache
-def _speaks_of_pages(path: Path) -> bool:
+def _file_speaks_of_pages(path: Path) -> bool:
     text = path.read_text(encoding="utf-8")
-    return any(word in text for word in ("html", "page", "report"))
+    return any(word in text for word in PAGES)
+
+
+@cache
+def _speaks_of_pages(test: Any, fixtures: frozenset[tuple[str, Any]]) -> bool:
+    """Whether a test does, or what it uses: these fixtures, and functions, classes and constants of its file."""
+    waiting, seen = [test], set()
+    while waiting:
+        one = waiting.pop()
+        if id(one) in seen:
+            continue
+        seen.add(id(one))
+        is_code = inspect.isroutine(one) or inspect.isclass(one)
+        text = inspect.getsource(one) if is_code else repr(one)
+        if any(word in text for word in PAGES):
+            return True
+        if is_code:
+            file = {k: v for k, v in vars(sys.modules[one.__module__]).items() if _is_of(one.__module__, v)}
+            file |= dict(fixtures)
+            waiting += [file[name] for name in set(re.findall(r"\w+", text)) & file.keys()]
+    return False
+
+
+def _is_of(file: str, thing: Any) -> bool:
+    return isinstance(thing, str | tuple | list | dict) or getattr(thing, "__module__", None) == file
+
+
+@cache
+def _usual() -> Callable[..., str]:
+    from idiolect.report import page
+
+    return page._page
+
+
+@contextmanager
+def _pages(drawn: bool) -> Generator[None]:
+    """A run's page takes a third of the time of a small run: it is drawn for what speaks of pages."""
+    from idiolect.report import page
+
+    usual, before = _usual(), page._page
+    page._page = usual if drawn else lambda runs, head=None: "a page that no test looks at"
+    try:
+        yield
+    finally:
+        page._page = before
 
 
 @pytest.hookimpl(wrapper=True)
 def pytest_runtest_protocol(item: pytest.Item) -> Generator[None, Any, Any]:
-    """A run's page takes a third of the time of a small run: it is drawn where a file of tests speaks of pages."""
-    from idiolect.report import page
-
-    drawn = page._page
-    if not _speaks_of_pages(item.path):
-        page._page = lambda runs, head=None: "a page that no test looks at"
-    try:
+    speaks = False
+    if isinstance(item, pytest.Function) and _file_speaks_of_pages(item.path):
+        fixtures = ((name, found[-1].func) for name, found in item._fixtureinfo.name2fixturedefs.items())
+        speaks = _speaks_of_pages(
+            item.function,
+            frozenset((k, f) for k, f in fixtures if Path(f.__code__.co_filename).is_relative_to(TESTS)),
+        )
+    with _pages(speaks):
         return (yield)
-    finally:
-        page._page = drawn
+
+
+@pytest.hookimpl(wrapper=True)
+def pytest_fixture_setup(fixturedef: Any, request: pytest.FixtureRequest) -> Generator[None, Any, Any]:
+    """What is made once for a file may be looked at by any of its tests."""
+    if fixturedef.scope in ("function", "session"):
+        return (yield)
+    with _pages(_file_speaks_of_pages(request.path)):
+        return (yield)
 
 
 @pytest.hookimpl(optionalhook=True)

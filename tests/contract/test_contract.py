@@ -237,6 +237,7 @@ OTHER = {
 }  # fmt: skip
 
 
+@pytest.mark.kinds
 @pytest.mark.parametrize(
     ("name", "option"), [(name, option) for name in methods.names() for option in methods.get(name).personal]
 )

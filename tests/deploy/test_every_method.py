@@ -97,7 +97,7 @@ def test_what_a_site_ships_is_one_onnx_file(name, run, data, tmp_path: Path) -> 
     assert export(site, tmp_path / "m.onnx", x_R=data.x_R[data.test[CLIENTS]]).difference < 1e-5
 
 
-@pytest.mark.thorough(but=["fedcr", "pfedfda", "fedavg:*"])
+@pytest.mark.thorough(but=["fedcr", "pfedfda"])
 @pytest.mark.parametrize("name", ["fedcp", "fedcr", "fedem", "fedtgp", "knnper", "pfedfda", KEPT[0], KEPT[2]])
 def test_onnx_gives_the_same_probabilities(name, run, data, tmp_path: Path) -> None:
     onnxruntime = pytest.importorskip("onnxruntime")
@@ -116,7 +116,7 @@ def test_onnx_gives_the_same_probabilities(name, run, data, tmp_path: Path) -> N
         np.testing.assert_allclose(program(x_R).numpy(), wanted, atol=1e-6)
 
 
-@pytest.mark.thorough(but=["fedavg:*", "pfedfda:*"])
+@pytest.mark.thorough(but=["pfedfda:*"])
 @pytest.mark.parametrize("name", KEPT[:4])
 def test_a_bundle_says_which_weights_stay_and_a_site_gets_its_own(name, run, data, tmp_path: Path) -> None:
     """The classifier of scikit-learn joins as a site does; the numbers of the messages are those of the run."""

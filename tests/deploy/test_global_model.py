@@ -178,6 +178,7 @@ def own(result: idl.Result, rows: int) -> Samples:
     return Samples(data.x_R[row_N], data.y_R[row_N])
 
 
+@pytest.mark.thorough(but=["ditto", "fedavg", "fedshrink"])
 @pytest.mark.parametrize("name", COMPARED)
 def test_a_site_of_each_kind(name: str, digits: idl.Result, tmp_path: Path) -> None:
     has, bundle = name not in ("ditto", "fedala", "fedper", "local"), digits.bundle(name, tmp_path / "b")

@@ -85,7 +85,7 @@ def peak_of(folder: Path, program: str, *line: str) -> subprocess.CompletedProce
     return done
 
 
-@pytest.mark.thorough(but=["join"])
+@pytest.mark.thorough
 @linux
 @pytest.mark.parametrize("command", COMMANDS)
 def test_a_command_refuses_a_huge_network_with_little_memory(bundles: Path, here: Path, command: str) -> None:

@@ -74,7 +74,7 @@ def run(tmp_path: Path, write: Any, source_of: Any, adapt: str) -> tuple[idl.Res
     return idl.run(study, out="r", engine="sequential"), study, folder
 
 
-@pytest.mark.thorough(but=["frozen texts", "adapted images"])
+@pytest.mark.thorough(but=["adapted images"])
 @pytest.mark.parametrize(("write", "source_of", "adapt"), CASES, ids=NAMES)
 def test_personal_models_predict_raw_samples_as_the_run_did(
     tmp_path: Path, write: Any, source_of: Any, adapt: str
@@ -122,7 +122,7 @@ def files_of(source_of: Any, raw: Any) -> Path:
     return Path("new")
 
 
-@pytest.mark.thorough(but=["frozen images", "adapted texts"])
+@pytest.mark.thorough(but=["frozen images"])
 @pytest.mark.parametrize(("write", "source_of", "adapt"), CASES, ids=NAMES)
 def test_a_site_is_watched_with_raw_samples(
     tmp_path: Path, write: Any, source_of: Any, adapt: str, monkeypatch: pytest.MonkeyPatch, caplog: Any

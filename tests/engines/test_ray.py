@@ -306,12 +306,14 @@ def test_a_state_is_sent_once(runs_on: Ray, monkeypatch: pytest.MonkeyPatch) -> 
 # --- the bits of the plain loop
 
 
+@pytest.mark.thorough(but=["fedpac", "ditto", "scaffold"])
 @pytest.mark.parametrize("name", ["fedavg", "fedpac", "ditto", "pfedfda", "scaffold", "apfl"])
 def test_the_bits_of_sequential(runs_on: Ray, name: str) -> None:
     job = Job(name, partial(toy.builder(name), toy.task()), DATA, 3)
     _same(job, _run(job, runs_on))
 
 
+@pytest.mark.thorough(but=["pfedfda-groups"])
 @pytest.mark.parametrize(("name", "kind"), [("pfedfda", "groups"), ("fedshrink", "blocks")])
 def test_the_bits_of_sequential_with_groups(runs_on: Ray, name: str, kind: str) -> None:
     rows = len(DATA.y_R)
@@ -456,6 +458,7 @@ def test_a_node_joins_and_is_lost(cluster: Any, runs_on: Ray, capfd: pytest.Capt
     assert f"idiolect: the node {lost.node} was lost in round 3" in capfd.readouterr().err
 
 
+@pytest.mark.thorough
 def test_no_node_is_left(cluster: Any, runs_on: Ray, capfd: pytest.CaptureFixture[str]) -> None:
     """Both nodes lose what runs on them: the run ends at a whole round, and goes on from there on the same nodes."""
     import ray

@@ -90,6 +90,7 @@ def train(
     return conduct(whole, link, list(link.workers), tmp_path / "run", Events(quiet=True)), link
 
 
+@pytest.mark.thorough(but=["texts", "images of a convolution"])
 @pytest.mark.parametrize(
     ("kind", "body", "normalise"),
     [
@@ -139,6 +140,7 @@ def test_mean_and_deviation_are_those_of_all_training_samples_features(tmp_path:
     np.testing.assert_allclose(agreement.features.std, np.std(z, 0), atol=2e-4)
 
 
+@pytest.mark.thorough(but=["images"])
 @pytest.mark.parametrize("kind", [IMAGES, TEXTS], ids=["images", "texts"])
 def test_under_masks_too(tmp_path: Path, kind: Any) -> None:
     write, samples, more = kind

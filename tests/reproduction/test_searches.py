@@ -77,7 +77,7 @@ GRIDS: dict[str, list[dict[str, Any]]] = {
 }
 
 
-@pytest.mark.thorough(but=["fedavg_ft", "fedpac"])
+@pytest.mark.thorough(but=["fedpac"])
 @pytest.mark.parametrize("method", GRIDS)
 def test_the_choice_is_the_best_on_validation_samples_and_is_trained_on_all(method: str, tmp_path: Path) -> None:
     grid = GRIDS[method]

@@ -69,6 +69,7 @@ def test_a_method_can_have_its_own(tmp_path: Path) -> None:
     assert losses == [cross_entropy, WeightedLoss((1.0, 3.0))]
 
 
+@pytest.mark.thorough(but=["vectorised"])
 @pytest.mark.parametrize("engine", ["processes", "vectorised"])
 def test_engines_agree(tmp_path: Path, engine: str) -> None:
     uses = ("fedavg", "apfl", "fedem")

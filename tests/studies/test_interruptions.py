@@ -210,6 +210,7 @@ def test_killed_again_and_again(
     assert seen == {"start", "rounds", "end"}, "the kills were not spread"
 
 
+@pytest.mark.thorough(but=["2-*"])
 @pytest.mark.parametrize(
     ("number", "engine"), [(signal.SIGINT, "processes --workers 2"), (signal.SIGTERM, "sequential")]
 )

@@ -194,6 +194,7 @@ def test_a_round_of_federated_averaging_is_gradient_descent_on_the_cross_entropy
         np.testing.assert_allclose(got, want[name], rtol=1e-5, atol=1e-6)
 
 
+@pytest.mark.thorough(but=["vectorised"])
 @pytest.mark.parametrize("engine", ["processes", "vectorised"])
 def test_engines_agree(tmp_path: Path, engine: str) -> None:
     uses = ("local", "fedavg", "apfl", "fedem", "hypcluster", "fedrep")

@@ -197,6 +197,7 @@ def plain_sgd(lr: float) -> SGD:
     return SGD(lr=lr, momentum=0.0, weight_decay=0.0)
 
 
+@pytest.mark.thorough(but=["vectorised"])
 @pytest.mark.parametrize("engine", ["processes", "vectorised"])
 def test_engines_agree(tmp_path: Path, engine: str) -> None:
     uses = ("local", "fedavg", "apfl", "fedem", "hypcluster", "fedshrink")

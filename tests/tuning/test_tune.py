@@ -329,7 +329,7 @@ def test_a_search_goes_on_after_an_interruption(tuning: Tuning, tmp_path: Path) 
     same(idl.tune(STUDY, SEARCH, folder, trials=6, engine="sequential", refit=True, resume=True), tuning)  # at its end
 
 
-@pytest.mark.thorough(but=["3"])
+@pytest.mark.thorough
 @pytest.mark.parametrize("calls", [3, 7])
 def test_a_search_ends_the_same_that_stops_between_its_jobs_and_their_records(
     tuning: Tuning, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, calls: int
