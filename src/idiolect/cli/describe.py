@@ -36,10 +36,11 @@ def describe_command(
     """
     from idiolect.data import heterogeneity, members
     from idiolect.report import description as drawing
+    from idiolect.studies.backbones import check_task
 
     whole = study_of(study, settings, [], None, allow_import)
     federation = whole.samples()
-    whole.task_of(federation)  # here a network that does not fit the samples is an error
+    check_task(whole, federation)  # here a network that does not fit the samples is an error
     about = heterogeneity.describe_clients(federation)
     values = whole.model_dump(mode="json")
     clients = sorted(members(show, len(about.train_KC), "--show")) if show else drawing.typical(federation, about)

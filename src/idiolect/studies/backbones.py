@@ -10,6 +10,7 @@ from idiolect.core.inputs import Input
 from idiolect.data import FederatedData, Normalise
 from idiolect.data.text.encoders import Encoder
 from idiolect.models import pretrained
+from idiolect.studies.class_weights import objective_of
 
 if TYPE_CHECKING:
     from idiolect.studies.config import Study
@@ -82,6 +83,20 @@ def check_frozen(study: Study) -> None:
         )
     if study.normalise == "symmetric":
         raise InputError("normalise=symmetric is for images, and features are numbers: take training")
+
+
+def check_task(study: Study, federation: FederatedData) -> None:
+    """Check that a study's task fits samples as they are; a frozen backbone's weights are not needed for that.
+
+    Raises:
+        InputError: the network, the augmentation or the class weights do not fit them.
+    """
+    if not is_frozen(study):
+        study.task_of(federation)
+        return
+    check_augment(study, federation)
+    objective_of(study.class_weights, federation)
+    pretrained.check_inputs(pretrained.settings_of(pretrained.spec_of(study.model)), federation.inputs)
 
 
 def check_augment(study: Study, federation: FederatedData) -> None:

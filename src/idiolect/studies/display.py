@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Any
 
 import yaml
 
+from idiolect.studies.backbones import check_task
 from idiolect.studies.method_use import Use, title_of
 from idiolect.studies.settings import SETTINGS
 
@@ -27,7 +28,7 @@ class Display:
         from idiolect.report.overview import Overview
 
         federation = self.samples()
-        self.task_of(federation)
+        check_task(self, federation)
         return Overview(federation, self.model_dump(mode="json"))
 
     def to_yaml(self: Any) -> str:

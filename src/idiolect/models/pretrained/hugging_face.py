@@ -28,6 +28,8 @@ _MODES: dict[int, Literal["nearest-exact", "bilinear", "bicubic"]] = {0: "neares
 _CLASS_TOKENS = ("cls_token", "class_embedding", "class_token")
 _UNUSED = re.compile(r"(^|\.)(pooler|head|classifier|mask_token)\b")
 """Weights that features do not need."""
+_OTHERS = ("vision_config", "audio_config", "num_channels", "image_size", "patch_size", "num_mel_bins", "conv_kernel")
+"""Settings of networks for images or sound."""
 _NEAR = 0.012
 """Our images may differ from the library's by this share of the scale: it rounds to 8 bits once or twice."""
 
@@ -57,6 +59,20 @@ def load(settings: Pretrained) -> Backbone:
         backbone = Backbone(module.eval(), pixels, pooling, first, _about(config))
         check_features(backbone, what, "choose another backbone")
     return backbone
+
+
+def is_for_texts(settings: Pretrained) -> bool:
+    """Whether a backbone takes texts for certain, by its configuration: to read the network takes seconds.
+
+    Raises:
+        InputError: the library is not installed, or there is no such backbone.
+    """
+    transformers = optional("transformers", "pretrained", settings.title)
+    place, _ = place_of(settings)
+    with quiet(transformers):
+        config = read(transformers.AutoConfig, place, settings.title)
+        known = transformers.models.auto.tokenization_auto.TOKENIZER_MAPPING_NAMES
+    return config.model_type in known and hasattr(config, "vocab_size") and not any(hasattr(config, o) for o in _OTHERS)
 
 
 def place_of(settings: Pretrained) -> tuple[str, Path | None]:

@@ -13,7 +13,7 @@ from idiolect.core.inputs import Inputs
 from idiolect.models.parts import Parts, dense
 from idiolect.models.pretrained.adapters import add_adapters
 from idiolect.models.pretrained.backbone import Backbone
-from idiolect.models.pretrained.readers import read
+from idiolect.models.pretrained.readers import kind_of, read
 from idiolect.models.pretrained.settings import LoRA, Pretrained
 
 # B samples, d features
@@ -108,7 +108,7 @@ def _used(backbone: Backbone) -> list[nn.Parameter]:
 
 def check_inputs(settings: Pretrained, inputs: Inputs) -> None:
     """Raise InputError unless samples of this form are what the backbone takes."""
-    kind = read(settings).backbone.kind
+    kind = kind_of(settings)
     if isinstance(inputs, dict):
         what = "several tensors"
     else:

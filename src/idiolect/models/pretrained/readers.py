@@ -6,7 +6,7 @@ from functools import lru_cache
 from typing import NamedTuple
 
 from idiolect.models.pretrained import hugging_face, own_backbone, timm_models
-from idiolect.models.pretrained.backbone import Backbone
+from idiolect.models.pretrained.backbone import Backbone, Kind
 from idiolect.models.pretrained.settings import Pretrained, files_of
 
 _READERS = {"hf": hugging_face.load, "timm": timm_models.load, "torch": own_backbone.load}
@@ -27,6 +27,17 @@ def read(settings: Pretrained) -> WholeBackbone:
         InputError: it cannot be read.
     """
     return _read(settings.library, settings.name, settings.pooling, settings.weights, files_of(settings))
+
+
+def kind_of(settings: Pretrained) -> Kind:
+    """What a backbone takes, for texts without its weights.
+
+    Raises:
+        InputError: it cannot be read.
+    """
+    if settings.library == "hf" and hugging_face.is_for_texts(settings):
+        return "texts"
+    return read(settings).backbone.kind
 
 
 @lru_cache(maxsize=1)  # several studies and networks of a process may use it
