@@ -14,6 +14,7 @@ from idiolect.cli.output import err_console, out_console, say
 app = typer.Typer(
     cls=Group, no_args_is_help=True, rich_markup_mode="rich", context_settings={"help_option_names": ["-h", "--help"]}
 )
+LogJson = Annotated[bool, flag("log-json", "Write each event as a line of JSON.")]
 Kit = Annotated[Path, typer.Argument(metavar="KIT", help="Folder that idiolect federation provision made.")]
 
 
@@ -141,6 +142,10 @@ def serve_command(
         str | None,
         option("Show sites, rounds and alarms to a browser at this port of this machine.", metavar="[HOST:]PORT"),
     ] = None,
+    metrics_token: Annotated[
+        Path | None,
+        option("File of the token that reads /metrics of this page, made if it does not exist.", metavar="FILE"),
+    ] = None,
     min_sites: Annotated[int | None, option("Sites without which a round does not close.", "more than half")] = None,
     start_with: Annotated[
         int | None, option("Sites that must be there before the first round; others may come later.", "all sites")
@@ -150,13 +155,14 @@ def serve_command(
     most_norm: Annotated[
         float, option("An upload counts up to this many times the median norm of a round.", "100")
     ] = 100.0,
+    log_json: LogJson = False,
     quiet: Quiet = False,
 ) -> None:
     """Run a study at the sites, and compare the methods in a table and a page.
 
     Example: idiolect federation serve kits/server study.yaml --out run
     """
-    _check_packages()
+    _check_packages(*([] if page is None else ["prometheus_client"]))
     from idiolect.core.errors import InputError
     from idiolect.federation.events import Events
     from idiolect.federation.programs import serve
@@ -171,8 +177,11 @@ def serve_command(
             raise InputError(f"--{name} {value:g} is not possible: give a number above 0")
     least = len(server_kit(kit, out).roster.keys()) // 2 + 1 if min_sites is None else min_sites
     terms = Terms(Patience(least, deadline, lost_after), most_norm, start_with)
-    show = Watcher() if quiet or not err_console.is_terminal else watcher(err_console)
-    result = serve(kit, study, out, listen=listen, page=page, terms=terms, watcher=show, say=Events(quiet=quiet))
+    show = Watcher() if quiet or log_json or not err_console.is_terminal else watcher(err_console)
+    result = serve(
+        kit, study, out, listen=listen, page=page, metrics_token=metrics_token, terms=terms, watcher=show,
+        say=Events(quiet=quiet, as_json=log_json),
+    )  # fmt: skip
     out_console.print(result.table())
     say(out_console, f"Report: {result.page}")
     if result.diverged:
@@ -204,6 +213,7 @@ def site_command(
     study: Annotated[
         Path | None, option("With --dry-run: the study, for the uploads of its methods.", metavar="STUDY.yaml")
     ] = None,
+    log_json: LogJson = False,
     quiet: Quiet = False,
 ) -> None:
     """Take part in a federation with the samples of this site, which stay here.
@@ -231,10 +241,10 @@ def site_command(
         for line in preview(site_kit(kit), samples, rules, study, state, state_key):
             say(out_console, line)
         return
-    take_part(kit, samples, state, policy=policy, key=state_key, say=Events(quiet=quiet))
+    take_part(kit, samples, state, policy=policy, key=state_key, say=Events(quiet=quiet, as_json=log_json))
 
 
-def _check_packages() -> None:
+def _check_packages(*more: str) -> None:
     """Say how to install what a federation needs.
 
     Raises:
@@ -244,6 +254,6 @@ def _check_packages() -> None:
 
     from idiolect.core.errors import InputError
 
-    for package in ("cryptography", "Crypto", "h11", "httpx"):
+    for package in ("cryptography", "Crypto", "h11", "httpx", *more):
         if find_spec(package) is None:
             raise InputError(f'a federation needs the package {package}: pip install "idiolect[federation]"')

@@ -8,7 +8,7 @@ import os
 import sys
 import threading
 import time
-from collections import OrderedDict, deque
+from collections import Counter, OrderedDict, deque
 from collections.abc import Callable, Hashable, Iterator
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
@@ -19,6 +19,8 @@ from idiolect.core.errors import IdiolectError, printable
 
 FILE = "events.jsonl"
 """The name of the file of events in a run's folder."""
+STRANGERS = ("stranger", "site", "page")
+"""Whose connections and requests are refused: of nobody in the roster, of a site, and at the operator's page."""
 _MINUTE = 60.0
 _OF_ALL, _OF_ONE = 20, 5  # lines of one minute
 _KEYS = 1000
@@ -37,10 +39,12 @@ class Events:
     Args:
         file: where each event is kept as a line of JSON; None keeps none.
         quiet: whether standard error stays empty.
+        as_json: whether it gets the lines of JSON that are kept, in place of sentences.
     """
 
-    def __init__(self, file: Path | None = None, *, quiet: bool = False) -> None:
-        self.file, self.quiet, self._lock = file, quiet, threading.Lock()
+    def __init__(self, file: Path | None = None, *, quiet: bool = False, as_json: bool = False) -> None:
+        self.file, self.quiet, self.as_json, self._lock = file, quiet, as_json, threading.Lock()
+        self._refusals: Counter[tuple[str, str]] = Counter()
         self._before: deque[str] = deque(maxlen=1000)
         self._rare: OrderedDict[Hashable, _Rare] = OrderedDict()
         self._of_one: OrderedDict[tuple[str, Any], deque[float]] = OrderedDict()
@@ -64,10 +68,10 @@ class Events:
         at = time.time()
         line = f"{time.strftime('%Y-%m-%d %H:%M:%S', time.localtime(at))} {_line(what)}\n"
         with self._lock:
-            if not quiet:
-                _print(line)
             event = {"at": round(at, 3), "event": what} | values
             entry = json.dumps(event) + "\n"
+            if not quiet:
+                _print(entry if self.as_json else line)
             if self.file is None:
                 self._before.append(entry)
             else:
@@ -76,8 +80,8 @@ class Events:
 
     def note(self, what: str, /, **values: Any) -> None:
         """Keep it; say it only where no terminal shows the progress anyway."""
-        quiet = self.quiet or (sys.stderr is not None and sys.stderr.isatty())
-        self._say(what, values, quiet)
+        shown = not self.as_json and sys.stderr is not None and sys.stderr.isatty()
+        self._say(what, values, self.quiet or shown)
 
     def rarely(self, key: Hashable, what: str, /, **values: Any) -> None:
         """Say what others can make happen as often as they like: once in a minute for each key, with how often.
@@ -103,6 +107,16 @@ class Events:
             for stamps in budgets:
                 stamps.append(now)
         self(what if times == 1 else f"{what} ({times:,} times since this was said last)", times=times, **values)
+
+    def count_refusal(self, what: str, who: str) -> None:
+        """Count an ``upload`` of a site, or a ``connection`` of one of ``STRANGERS``, that was refused."""
+        with self._lock:
+            self._refusals[what, who] += 1
+
+    def refusals(self) -> Counter[tuple[str, str]]:
+        """How many of each were refused, also those that ``rarely`` did not say."""
+        with self._lock:
+            return self._refusals.copy()
 
     def show(self, what: str) -> None:
         """Say it on standard error, also where that is quiet, and keep it nowhere: for a secret."""

@@ -25,7 +25,7 @@ from idiolect.federation.site.personal_state import Vault
 from idiolect.federation.site.worker import Worker
 from idiolect.federation.trust import kits
 from idiolect.federation.trust.policy import Policy
-from idiolect.federation.trust.private_files import private_folder
+from idiolect.federation.trust.private_files import private_folder, token_of
 from idiolect.studies import Result
 from idiolect.studies.progress import Several, Watcher
 
@@ -35,7 +35,8 @@ PAGE = "page.url"
 
 def serve(
     kit: Path, study: Path, out: Path, *, listen: str | None = None, page: str | None = None,
-    terms: Terms | None = None, watcher: Watcher | None = None, say: Events | None = None,
+    metrics_token: Path | None = None, terms: Terms | None = None, watcher: Watcher | None = None,
+    say: Events | None = None,
 ) -> Result:  # fmt: skip
     """Run a study at the sites of a federation, or the rest of it.
 
@@ -45,6 +46,7 @@ def serve(
         out: folder of the run; if it holds one, that run continues.
         listen: host and port; None takes the port of the kit's address, on every interface or on this machine alone.
         page: where the operator's page is served, as a port of this machine or host:port; None serves none.
+        metrics_token: file of a token that reads the page's metrics and nothing else, made if it does not exist.
         terms: how the server deals with sites.
         watcher: is told about the progress.
         say: for events.
@@ -66,13 +68,18 @@ def serve(
             f"{option('start_with', terms.start)} is not possible with {count} sites, of which each round needs "
             f"{terms.patience.least}"
         )
-    again = command(kit, study, out, listen=listen, page=page, terms=terms, sites=count, quiet=say.quiet)
+    again = command(
+        kit, study, out, listen=listen, page=page, metrics_token=metrics_token, terms=terms, sites=count, say=say
+    )
     terms = terms._replace(start=terms.start or count)
     try:
         place = listening(server, listen)
     except ValueError as error:
         raise InputError(f"{option('listen')}: {error}") from None
     page_address = None if page is None else _place(page)
+    if metrics_token is not None and page is None:
+        raise InputError(f"{option('metrics_token')} is for the port of the operator's page: give {option('page')} too")
+    token = None if metrics_token is None else token_of(metrics_token)
     with Link(server, place, say) as link, signals.received(_interruption) as signals_, ExitStack() as open_:
         open_.enter_context(warnings_as_events(say))
         carrier: Carrier = link
@@ -80,10 +87,11 @@ def serve(
             silence = terms.patience.silence
             carrier = overview = Overview(link, server.name, whole.name, link.sites, out, say, silence)
             watcher = Several(watcher or Watcher(), overview)
-            url = open_.enter_context(Page(overview.status, server, page_address, say)).url
+            shown = Page(overview.status, server, page_address, say, idle=overview.idle, metrics_token=token)
+            url = open_.enter_context(shown).url
             open_.callback((kit / PAGE).unlink, missing_ok=True)
             files.write(kit / PAGE, f"{url}\n", mode=0o600)
-            if sys.stderr is not None and sys.stderr.isatty():
+            if sys.stderr is not None and sys.stderr.isatty() and not say.as_json:
                 say.show(f"The page of this federation, for you alone: {url}")
             say(f"the address of the operator's page, with its token, is in {kit / PAGE}")
         say(f"{server.name}: {count} sites can connect to {place[0]}:{place[1]}")
@@ -103,13 +111,15 @@ def serve(
 
 
 def command(
-    kit: Path, study: Path, out: Path, *, listen: str | None, page: str | None, terms: Terms, sites: int, quiet: bool
-) -> str:
+    kit: Path, study: Path, out: Path, *, listen: str | None, page: str | None, metrics_token: Path | None,
+    terms: Terms, sites: int, say: Events,
+) -> str:  # fmt: skip
     """The command that continues a run of so many sites: with its options, except for those that are as usual."""
     usual = Terms(Patience(sites // 2 + 1))
     options: list[list[Any]] = [
         ["--listen", listen, None],
         ["--page", page, None],
+        ["--metrics-token", metrics_token, None],
         ["--min-sites", terms.patience.least, usual.patience.least],
         ["--start-with", terms.start, usual.start],
         ["--deadline", terms.patience.deadline, usual.patience.deadline],
@@ -117,7 +127,8 @@ def command(
         ["--most-norm", terms.most, usual.most],
     ]
     words = [word for name, value, other in options if value != other for word in (name, str(value).removesuffix(".0"))]
-    words += ["--quiet"] if quiet else []
+    words += ["--log-json"] if say.as_json else []
+    words += ["--quiet"] if say.quiet else []
     return shlex.join(["idiolect", "federation", "serve", str(kit), str(study), "--out", str(out), *words])
 
 

@@ -202,6 +202,7 @@ class Link:
         """Say that somebody was refused."""
         what = f"a connection {f'from {address} ' if address else ''}was refused: {why}"
         about = {"site": visitor} if visitor else {}
+        self._say.count_refusal("connection", "site" if visitor else "stranger")
         self._say.rarely((address, visitor, why), what, address=address, refused=why, **about)
 
     async def _connect(self, request: Request) -> Response:

@@ -5,17 +5,17 @@ from __future__ import annotations
 import math
 import threading
 import time
-from collections import defaultdict, deque
+from collections import Counter, defaultdict, deque
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, Protocol, runtime_checkable
 
 from idiolect.core.errors import printable
 from idiolect.core.objectives import ACCURACY, Score
 from idiolect.core.version import __version__
-from idiolect.federation.events import FILE, Events, read
+from idiolect.federation.events import FILE, STRANGERS, Events, read
 from idiolect.federation.messages import Refusal, head
 from idiolect.federation.rounds.conversation import Carrier, Reply
 from idiolect.simulation import Engine, Record
@@ -24,6 +24,14 @@ from idiolect.studies.progress import Key, Watcher
 _ALARMS = ("refused", "missing", "lost", "diverged", "back", "late", "expires", "skew", "revoked", "added", "ended")
 """What marks an event that the operator should see."""
 _SHOWN = 200  # alarms and rounds that are kept
+
+
+@runtime_checkable
+class _Counts(Protocol):
+    """An engine that knows how many samples its clients have."""
+
+    def tests(self, client: int) -> int:
+        """How many test samples a client has said that it has."""
 
 
 class _Question(NamedTuple):
@@ -85,10 +93,15 @@ class Overview(Watcher):
         self._current: Key | None = None
         self._rounds: deque[dict[str, Any]] = deque(maxlen=_SHOWN)
         self._alarms: deque[dict[str, Any]] = deque(maxlen=_SHOWN)
+        self._say, self._alarm_counts = say, Counter[str]()
+        self._totals: dict[str, dict[str, float]] = {}  # by method: rounds, and their seconds
+        self._last_round: float | None = None
+        self._moved = time.monotonic()
+        self._tests: Callable[[int], int] = lambda client: 0
         self._start_time, self._since, self._bytes = time.time(), time.monotonic(), (0, 0)
         for event in read(out / FILE, 10 * _SHOWN):
             self._hear(event)
-        say.listener = self._hear
+        say.listener = self._hear_now
 
     # as what carries messages
 
@@ -96,7 +109,8 @@ class Overview(Watcher):
         """Leave a message for a site; the ticket that its reply will have."""
         ticket = self._link.send(site, content)
         with self._lock:
-            self._open[ticket] = _Question(site, str(head(content)["kind"]), time.monotonic())
+            self._moved = time.monotonic()
+            self._open[ticket] = _Question(site, str(head(content)["kind"]), self._moved)
             self._sites[site].down += len(content)
         return ticket
 
@@ -104,6 +118,7 @@ class Overview(Watcher):
         """The replies that have come since the last call."""
         replies = self._link.replies()
         with self._lock:
+            self._moved = time.monotonic()
             for reply in replies:
                 self._note_reply(reply)
         return replies
@@ -141,6 +156,7 @@ class Overview(Watcher):
         """Know how many rounds there are."""
         with self._lock:
             self._total, self._progress, self._by = rounds, dict(done), by
+            self._tests = engine.tests if isinstance(engine, _Counts) else self._tests
 
     def start(self, label: str, seed: int, done: int) -> None:
         """Know which method runs."""
@@ -170,7 +186,10 @@ class Overview(Watcher):
                     "up": up, "asked": len(contributors | silent), "counted": len(contributors), "score": None,
                 }
             )  # fmt: skip
-            self._since = now
+            total = self._totals.setdefault(label, {"rounds": 0, "seconds": 0.0})
+            total["rounds"], total["seconds"] = total["rounds"] + 1, total["seconds"] + now - self._since
+            self._since = self._moved = now
+            self._last_round = time.time()
 
     def advance(self, label: str, seed: int, round: int, score: float | None) -> None:
         """A round has ended."""
@@ -180,7 +199,8 @@ class Overview(Watcher):
 
     def diverged(self, label: str, seed: int, round: int) -> None:
         """Take it as an alarm."""
-        self._hear({"at": time.time(), "event": f"{label}, seed {seed}: diverged in round {round}", "diverged": True})
+        what = f"{label}, seed {seed}: diverged in round {round}"
+        self._hear_now({"at": time.time(), "event": what, "diverged": True})
 
     def stopped(self, label: str, seed: int, round: int, best: int) -> None:
         """Count its rounds up to here as all of them."""
@@ -192,10 +212,16 @@ class Overview(Watcher):
 
     # as what hears events
 
-    def _hear(self, event: Mapping[str, Any]) -> None:
+    def _hear_now(self, event: Mapping[str, Any]) -> None:
+        if kind := self._hear(event):
+            with self._lock:
+                self._alarm_counts[kind] += 1
+
+    def _hear(self, event: Mapping[str, Any]) -> str | None:
+        """Keep an event that is an alarm; its kind."""
         kind = next((name for name in _ALARMS if event.get(name)), None)
         if kind is None:
-            return
+            return None
         site, at = event.get("site"), event.get("at")
         alarm = {
             "at": at if isinstance(at, float | int) else 0.0, "kind": kind,
@@ -203,12 +229,18 @@ class Overview(Watcher):
         }  # fmt: skip
         with self._lock:
             self._alarms.append(alarm)
+        return kind
+
+    def idle(self) -> float:
+        """Seconds since the run has looked for replies, sent a message or ended a round."""
+        return time.monotonic() - self._moved
 
     def status(self) -> dict[str, Any]:
         """All of it as plain values; times are seconds, ``at`` and ``now`` in Unix time.
 
         ``metric`` names the score by which methods are judged, and so do the fields that hold it.
         """
+        refusals = self._say.refusals()
         with self._lock:
             label, seed = self._current or (None, None)
             here = None if self._current is None else self._progress.get(self._current, 0)
@@ -223,7 +255,17 @@ class Overview(Watcher):
                 "metric": self._by.metric,
                 "done": sum(self._progress.values()),
                 "of": sum(self._ends.get(cell, self._total) for cell in self._progress),
-                "sites": [self._site_status(name, self._sites[name], questions.get(name)) for name in self._names_of()],
+                "sites": [
+                    self._site_status(name, self._sites[name], questions.get(name))
+                    | {"tests": self._tests(i), "refused": refusals["upload", name]}
+                    for i, name in enumerate(self._names_of())
+                ],
+                "last_round": self._last_round,
+                "totals": {
+                    "methods": {name: dict(total) for name, total in self._totals.items()},
+                    "refused": {who: refusals["connection", who] for who in STRANGERS},
+                    "alarms": {name: self._alarm_counts[name] for name in _ALARMS},
+                },
                 "latest": [self._by.named(one) for one in reversed(self._rounds)],
                 "alarms": list(self._alarms)[::-1],
             }

@@ -1,4 +1,12 @@
-"""The operator's page: what a server knows of its federation, read-only, for who has the token."""
+"""The operator's port: what a server knows of its federation, read-only.
+
+    GET /             the page
+    GET /status.json  the same for programs
+    GET /metrics      for Prometheus
+    GET /health       whether the run moves, for everybody; it says nothing else
+
+All but the last need the page's token, or for the metrics one that reads nothing else.
+"""
 
 from __future__ import annotations
 
@@ -29,6 +37,8 @@ from idiolect.federation.trust.kits import ServerKit, address
 Status = Callable[[], dict[str, Any]]
 REFRESH = 5
 """Seconds between two looks of an open page."""
+STALLED = 300.0
+"""Seconds in which a run that moves has done something: it looks for replies many times a second."""
 _DOING = {"local": "trains", "evaluate": "measures", "received": "measures"} | dict.fromkeys(
     ("study", "inputs", "begin"), "agrees"
 )
@@ -39,20 +49,26 @@ class Page:
     """Serves a status as a page and as JSON, in the background, while it is entered.
 
     On this machine's own addresses it is plain HTTP, elsewhere HTTPS with the server's certificate. Every request needs
-    the token, which is new each time.
+    the token, which is new each time, but for one of the health.
 
     Args:
         status: says what is shown.
         kit: the server's.
         place: host and port.
         say: for events.
+        idle: seconds since the run has moved.
+        metrics_token: reads the metrics, beside the page's token.
 
     Raises:
         RunError: the port is taken.
     """
 
-    def __init__(self, status: Status, kit: ServerKit, place: tuple[str, int], say: Events | None = None) -> None:
+    def __init__(
+        self, status: Status, kit: ServerKit, place: tuple[str, int], say: Events | None = None, *,
+        idle: Callable[[], float] = lambda: 0.0, metrics_token: str | None = None,
+    ) -> None:  # fmt: skip
         host, port = place
+        self._idle, self._metrics_token = idle, metrics_token
         self._status, self._say, self._token = status, say or Events(quiet=True), secrets.token_urlsafe(24)
         tls = None
         if not _is_here(host):
@@ -84,11 +100,13 @@ class Page:
         return 0
 
     async def answer(self, request: Request) -> Response:
-        """The page, or its numbers as JSON."""
+        """The page, its numbers as JSON or as metrics, or whether the run moves."""
         if request.method not in ("GET", "HEAD"):
             return _text(HTTPStatus.METHOD_NOT_ALLOWED, "text/plain", "Only GET is answered.\n", {"Allow": "GET"})
-        token = request.query.get("token", "")
-        if not hmac.compare_digest(token.encode("utf-8", "replace"), self._token.encode()):
+        if request.path == "/health":
+            return self._health()
+        token = _token(request)
+        if not (_same(token, self._token) or (request.path == "/metrics" and _same(token, self._metrics_token))):
             if token:
                 self.on_refusal(request.address, "its token is wrong")
             return _text(HTTPStatus.FORBIDDEN, "text/plain", "Open the address that the server has written down.\n")
@@ -96,11 +114,22 @@ class Page:
             return _text(HTTPStatus.OK, "text/html", render(self._status()))
         if request.path == "/status.json":
             return _text(HTTPStatus.OK, "application/json", json.dumps(self._status(), allow_nan=False))
-        return _text(HTTPStatus.NOT_FOUND, "text/plain", "There is / and /status.json.\n")
+        if request.path == "/metrics":
+            from idiolect.federation.monitor import metrics
+
+            body = metrics.exposition(self._status())
+            return Response(HTTPStatus.OK, body, {"Content-Type": metrics.TYPE} | _headers())
+        return _text(HTTPStatus.NOT_FOUND, "text/plain", "There is /, /status.json, /metrics and /health.\n")
+
+    def _health(self) -> Response:
+        if self._idle() > STALLED:
+            return _text(HTTPStatus.SERVICE_UNAVAILABLE, "text/plain", f"stalled for {STALLED:.0f} seconds or more\n")
+        return _text(HTTPStatus.OK, "text/plain", "ok\n")
 
     def on_refusal(self, address: str, why: str, visitor: str = "") -> None:
         """Say that somebody was refused."""
         what = f"a look at the page from {address} was refused: {why}"
+        self._say.count_refusal("connection", "page")
         self._say.rarely(("page", address, why), what, address=address, refused=why)
 
 
@@ -111,6 +140,16 @@ def place(text: str) -> tuple[str, int]:
         ValueError: it is neither.
     """
     return address(f"127.0.0.1:{text}" if text.isdecimal() else text)
+
+
+def _token(request: Request) -> str:
+    """The token of a request: in its address, or as programs send it, in a header."""
+    scheme, _, bearer = request.headers.get("authorization", "").partition(" ")
+    return request.query.get("token") or (bearer.strip() if scheme.lower() == "bearer" else "")
+
+
+def _same(token: str, whole: str | None) -> bool:
+    return whole is not None and hmac.compare_digest(token.encode("utf-8", "replace"), whole.encode())
 
 
 def render(status: Mapping[str, Any]) -> str:

@@ -146,6 +146,8 @@ class Conversation:
                             why[i] = f"its reply is not in order ({type(error).__name__})"
                         kind = str(questions[i].about["kind"])
                         if i in why:
+                            if kind == "local":
+                                self._say.count_refusal("upload", one.site)
                             what = f"{one.site} does not count: {why[i]}"
                             self._change(one.site, kind, why[i], what, refused=why[i])
                         elif not one.queue and self._states.get(one.site, ("", ""))[0] == kind:

@@ -85,7 +85,10 @@ def conduct(
         if say.file is None:
             say.keep(out / FILE)
 
-    engine = Sites(talk, site_run.about, terms.patience, terms.most, say, on_start, public, samples=joining.samples)
+    engine = Sites(
+        talk, site_run.about, terms.patience, terms.most, say, on_start, public, samples=joining.samples,
+        tests=joining.tests,
+    )  # fmt: skip
     now = roster or (lambda: sites)
     while True:
         _grow(study, joining, now(), out, say)

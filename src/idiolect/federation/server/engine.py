@@ -48,6 +48,7 @@ class Sites:
         on_start: called when a job starts.
         public: the public key of each site in PEM, by name, for secure aggregation.
         samples: how many training samples a client has said that it has.
+        tests: how many test samples.
     """
 
     name = "federation"
@@ -56,10 +57,11 @@ class Sites:
     def __init__(
         self, conversation: Conversation, about: Mapping[str, Any], patience: Patience, most: float, say: Events,
         on_start: Callable[[], None] = lambda: None, public: Mapping[str, bytes] | None = None, *,
-        samples: Callable[[int], int],
+        samples: Callable[[int], int], tests: Callable[[int], int] = lambda client: 0,
     ) -> None:  # fmt: skip
         self.conversation, self.about, self.patience, self.most, self.say = conversation, about, patience, most, say
         self.seconds, self._on_start, self.public, self.samples = 0.0, on_start, public or {}, samples
+        self.tests = tests
         self.participation = 1.0
         """The share of the sites in a round."""
         self.more: Callable[[], bool] = lambda: False
@@ -171,5 +173,6 @@ class Session:
             site = self._engine.conversation.sites[i]
             why = f"its upload is {ratio:.3g} times as large as the median"
             self._engine.say(f"{site} does not count in round {round}: {why}", site=site, round=round, refused=why)
+            self._engine.say.count_refusal("upload", site)
             self._engine.conversation.refusals[site] = why
             del answers[i]

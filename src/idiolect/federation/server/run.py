@@ -108,6 +108,11 @@ class Joining:
         """How many training samples a client has said that it has."""
         return sum(self.site_run.agreement.train[client])
 
+    def tests(self, client: int) -> int:
+        """How many test samples a client has said that it has."""
+        agreement = self.site_run.agreement
+        return sum(agreement.test[client]) if client < len(agreement.test) else 0
+
     def introduce(self, client: int, request: Mapping[str, Any]) -> list[Question]:
         """What a site is asked and told before it is asked what it did not understand."""
         agreement = self.site_run.agreement

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import hmac
 import os
+import re
 import secrets
 import stat
 from collections.abc import Mapping
@@ -17,6 +18,8 @@ from idiolect.core.errors import InputError, RunError
 PRIVATE = 0o600
 """The mode of a file for this user only."""
 _SECRETS = "secret.json"
+_LONG = 1000  # bytes of a token
+_TOKEN = re.compile(r"[A-Za-z0-9_.~+/=-]{32,500}")
 
 
 def private(path: Path) -> None:
@@ -100,6 +103,31 @@ def key_of(path: Path) -> bytes:
     if len(key) != 32:
         raise InputError(f"{path} is not a key: give a file with 64 hexadecimal digits, or one that does not exist yet")
     return key
+
+
+def token_of(path: Path) -> str:
+    """The token in a file, which is made if it does not exist. Its group may read it, as another program's.
+
+    Raises:
+        InputError: it is no token, or everybody can read it, or others can change it.
+        RunError: it cannot be made or read.
+    """
+    try:
+        if not path.exists():
+            with open(os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL, PRIVATE), "w", encoding="ascii") as file:
+                file.write(f"{secrets.token_urlsafe(32)}\n")
+        mode = path.stat().st_mode & 0o777
+        token = path.read_bytes()[:_LONG].decode("ascii", "replace").strip()
+    except OSError as error:
+        raise RunError(f"cannot use the token {path} ({error.strerror}): choose another place") from None
+    if os.name == "posix" and mode & 0o027:
+        raise InputError(f"{path} can be read by everybody or changed by others (mode {mode:04o}): chmod 640 {path}")
+    if not _TOKEN.fullmatch(token):
+        raise InputError(
+            f"{path} is not a token: give a file with 32 or more letters, digits, - or _ in one line, or one that does "
+            "not exist yet"
+        )
+    return token
 
 
 def write_json(path: Path, content: Mapping[str, Any], root: Path | None = None) -> None:
