@@ -130,6 +130,35 @@ def _next_step(operator: Path, more: str = "") -> None:
         say(out_console, f"Copy {more}roster.json of {operator} into the server's kit; a running server takes it over.")
 
 
+@app.command("app", cls=Command)
+def app_command(
+    study: Annotated[Path, typer.Argument(metavar="STUDY.yaml", help="The study, without data.")],
+    out: Annotated[Path, option("Folder for the app.", "app")] = Path("app"),
+    run: Annotated[
+        Path, option("Folder of the run on the SuperLink's machine; a run in it continues.", "run", "--run")
+    ] = Path("run"),
+    sites: Annotated[
+        str | None, option("Names of the sites, joined by commas, in the order of the clients' numbers.")
+    ] = None,
+    kit: Annotated[
+        Path | None, option("The server's kit, in place of --sites: SuperNodes prove their names by their sites' kits.")
+    ] = None,
+    simulate: Annotated[
+        Path | None, option("Folder with a file SITE.yaml for each site, for Flower's simulation.", metavar="FOLDER")
+    ] = None,
+) -> None:
+    """Write the study as an app of Flower, which flwr run starts on a SuperLink and its SuperNodes.
+
+    Example: idiolect federation app study.yaml --sites north,south,east --out app
+    """
+    _check_packages("flwr", extra="flower")
+    from idiolect.federation.flower.app_folder import write_app
+
+    names = tuple(name.strip() for name in (sites or "").split(",") if name.strip())
+    every = write_app(study, out, run, sites=names, kit=kit, simulated=simulate)
+    say(out_console, f"{out}: start it with flwr run {out}; it runs at {', '.join(every)}")
+
+
 @app.command("serve", cls=Command)
 def serve_command(
     kit: Kit,
@@ -244,8 +273,8 @@ def site_command(
     take_part(kit, samples, state, policy=policy, key=state_key, say=Events(quiet=quiet, as_json=log_json))
 
 
-def _check_packages(*more: str) -> None:
-    """Say how to install what a federation needs.
+def _check_packages(*more: str, extra: str = "federation") -> None:
+    """Say how to install what a federation needs, and ``more`` of an extra.
 
     Raises:
         InputError: it is not installed.
@@ -256,4 +285,4 @@ def _check_packages(*more: str) -> None:
 
     for package in ("cryptography", "Crypto", "h11", "httpx", *more):
         if find_spec(package) is None:
-            raise InputError(f'a federation needs the package {package}: pip install "idiolect[federation]"')
+            raise InputError(f'this needs the package {package}: pip install "idiolect[{extra}]"')

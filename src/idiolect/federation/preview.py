@@ -11,6 +11,7 @@ import torch
 from idiolect.core import keys
 from idiolect.core.errors import InputError
 from idiolect.core.method import Down
+from idiolect.core.version import __version__, digest
 from idiolect.data.custom.texts import Reading
 from idiolect.federation.data.agreement import agree, common_form, plain
 from idiolect.federation.data.backbone import Backbone
@@ -48,6 +49,7 @@ def preview(
     """
     yield f"To: {kit.server}, whose certificate is signed by {kit.folder / 'ca.pem'}"
     yield f"From: site {kit.site}, client {kit.number} of {kit.name}"
+    yield f"By: idiolect {__version__}, whose files have the digest {digest()}"
     asked = None if study is None else look(study, kit.name)
     task = "classification" if asked is None else asked.task  # the study decides
     group = None if asked is None else asked.group_column

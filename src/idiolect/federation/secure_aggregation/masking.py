@@ -20,7 +20,7 @@ import json
 import secrets
 from collections.abc import Mapping, Sequence
 from contextlib import suppress
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, Self
 
 import numpy as np
 import torch
@@ -112,6 +112,40 @@ class Masking:
         self._roster: dict[str, Keys] = {}
         self._shares: dict[str, tuple[bytes, bytes]] = {}
         self._sites: tuple[str, ...] = ()
+
+    def record(self) -> dict[str, Any]:
+        """All of it as plain values, secrets too, for ``of_record``."""
+        scalars = [key.private_numbers().private_value for key in (self._mask, self._cipher)]
+        return {
+            "round": list(self._round),
+            "least": self._least,
+            "scalars": [scalar.to_bytes(_SCALAR, "big").hex() for scalar in scalars],
+            "seed": self._seed.hex(),
+            "keys": self.keys._asdict(),
+            "roster": {site: keys._asdict() for site, keys in self._roster.items()},
+            "shares": {site: [share.hex() for share in pair] for site, pair in self._shares.items()},
+            "sites": list(self._sites),
+        }
+
+    @classmethod
+    def of_record(cls, identity: Identity, record: Mapping[str, Any]) -> Self:
+        """The part in a sum that ``record`` gave, in the process that goes on with it.
+
+        Raises:
+            ValueError, KeyError, TypeError: it is no such record.
+        """
+        part = cls.__new__(cls)
+        part._identity, part._round, part._least = identity, list(record["round"]), int(record["least"])
+        part._mask, part._cipher = (
+            ec.derive_private_key(int.from_bytes(bytes.fromhex(scalar), "big"), ec.SECP384R1())
+            for scalar in record["scalars"]
+        )
+        part._seed, part.keys = bytes.fromhex(record["seed"]), Keys(**record["keys"])
+        part._roster = {site: Keys(**keys) for site, keys in record["roster"].items()}
+        shares = record["shares"].items()
+        part._shares = {site: (bytes.fromhex(seed), bytes.fromhex(scalar)) for site, (seed, scalar) in shares}
+        part._sites = tuple(record["sites"])
+        return part
 
     def share(self, roster: Mapping[str, Any]) -> dict[str, str]:
         """Shares of this site's secrets for each other site of a sum, encrypted for it.

@@ -79,13 +79,14 @@ class Worker:
         vault: reads and writes the state.
         say: for events.
         identity: who the site is to other sites, for secure aggregation.
+        brief: whether the next message may meet a new process, so that keys of sums are kept in the folder too.
     """
 
     def __init__(
         self, samples: SiteFiles, number: int, folder: Path, policy: Policy, vault: Vault, say: Events,
-        identity: Identity | None = None,
+        identity: Identity | None = None, *, brief: bool = False,
     ) -> None:  # fmt: skip
-        self._identity = identity
+        self._identity, self._brief = identity, brief
         self._samples, self._number, self._folder, self._policy = samples, number, folder, policy
         self._vault, self._say, self._features = vault, say, SiteFeatures(folder, vault)
         self._participations: dict[tuple[str, str], _Participation] = {}
@@ -154,7 +155,7 @@ class Worker:
     def _inputs(self, message: Message) -> tuple[dict[str, Any], dict[str, Tensor]]:
         """Features and classes are agreed: say how many samples there are, and their sums."""
         about = message.about
-        study = self._offers[about["digest"], about["run"]]
+        study = self._offers.get((about["digest"], about["run"])) or self._read(about)
         inputs, classes = Inputs.model_validate(about["inputs"]), tuple(map(str, about["classes"]))
         for sentence in list(about.get("remarks", ()))[:20]:
             self._say(str(sentence)[:1000])
@@ -179,6 +180,8 @@ class Worker:
         """The run is over."""
         entry = self._participation(message.about)
         if entry is not None:
+            if self._brief and entry.study.secure_aggregation:
+                self._sums.forget(entry.folder)
             self._say(f"study {entry.study.name} is done; what this site keeps of it is in {entry.folder}", done=True)
         return {}, {}
 
@@ -235,7 +238,7 @@ class Worker:
     def _sums(self) -> SiteSums:
         from idiolect.federation.secure_aggregation.site_sums import SiteSums
 
-        return SiteSums(self._identity, self._policy.least_summed or 0)
+        return SiteSums(self._identity, self._policy.least_summed or 0, self._vault if self._brief else None)
 
     def _sum(self, message: Message) -> tuple[dict[str, Any], dict[str, Tensor]]:
         """A step of secure aggregation before or after the upload."""
@@ -328,7 +331,7 @@ class Worker:
     ) -> tuple[dict[str, Any], dict[str, Tensor]]:
         about, arrays = message.about, by_path("value", outcome.up.value) | by_path("weight", outcome.up.weight)
         if entry.study.secure_aggregation and arrays:
-            arrays = self._sums.mask_upload(message, arrays)
+            arrays = self._sums.mask_upload(message, arrays, place(entry.folder, about["method"], about["seed"]))
         state.put(about["round"], about["kept"], outcome.client, question)
         info = {name: float(value) for name, value in outcome.info.items()}
         self._say(f"{about['method']}, seed {about['seed']}: round {about['round']} trained", round=about["round"])

@@ -10,6 +10,7 @@ from pydantic import BaseModel, ConfigDict, Field
 
 from idiolect.core.documents import read_yaml
 from idiolect.core.errors import InputError, listed
+from idiolect.core.version import __version__, digest
 from idiolect.federation.messages import Refusal
 from idiolect.studies import Study
 
@@ -30,6 +31,8 @@ class Policy(BaseModel):
         least_noise: the study must add noise of at least this standard deviation to uploads, after clipping.
         least_summed: uploads may leave this site only under masks, in sums over at least so many sites.
         evaluate: whether this site sends what it measures of its test and validation samples.
+        version: the version of idiolect that may be installed here.
+        digest: the digest of its files, as ``idiolect site --dry-run`` says it.
     """
 
     model_config = ConfigDict(frozen=True, extra="forbid")
@@ -42,14 +45,30 @@ class Policy(BaseModel):
     least_noise: _Positive | None = None
     least_summed: Annotated[int, Field(ge=3, le=2**40)] | None = None
     evaluate: bool = True
+    version: str | None = None
+    digest: Annotated[str, Field(pattern="^[0-9a-f]{64}$")] | None = None
 
     @classmethod
     def read(cls, path: Path) -> Policy:
         """The policy in a file.
 
         Raises:
-            InputError: there is no such file, or it is not a policy.
+            InputError: there is no such file, it is not a policy, or another idiolect is installed than it says.
         """
+        policy = cls._of_file(path)
+        if policy.version not in (None, __version__):
+            raise InputError(
+                f"{path} allows idiolect {policy.version}, and {__version__} is installed: install that one"
+            )
+        if policy.digest is not None and policy.digest != (own := digest()):
+            raise InputError(
+                f"{path} allows the idiolect whose digest is {policy.digest}, and that of the installed one is {own}: "
+                "install that one, or look at what has changed and write the new digest into the policy"
+            )
+        return policy
+
+    @classmethod
+    def _of_file(cls, path: Path) -> Policy:
         try:
             return cls.model_validate(read_yaml(path) or {})
         except OSError as error:
