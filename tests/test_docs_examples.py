@@ -24,6 +24,7 @@ import idiolect as idl
 from idiolect import cli
 from idiolect.cli import list as listing
 from idiolect.deploy import Bundle
+from idiolect.federation.flower.site_file import SiteFile
 from idiolect.federation.server.study import study_for
 from idiolect.federation.trust import kits
 from idiolect.federation.trust.policy import Policy
@@ -134,9 +135,10 @@ def test_commands_parse_and_build_their_study(page: Path, place: Path, monkeypat
         ("idiolect.report", "export"), ("idiolect.federation.trust.authority", "provision"),
         ("idiolect.federation.trust.authority", "operator"), ("idiolect.federation.trust.authority", "ask"),
         ("idiolect.federation.trust.kits", "server_kit"), ("idiolect.federation.trust.kits", "site_kit"),
-        ("idiolect.federation.programs", "take_part"),
+        ("idiolect.federation.programs", "take_part"), ("idiolect.federation.flower.app_folder", "write_app"),
     ]:  # fmt: skip
         monkeypatch.setattr(f"{where}.{name}", built)
+    monkeypatch.setattr("idiolect.cli.federation._check_packages", lambda *given, **how: None)  # flwr is not in dev
     monkeypatch.setattr(idl.Study, "federation", built)
     monkeypatch.setattr(idl.Study, "samples", built)
     monkeypatch.setattr(idl.Study, "read", built)  # only idiolect bundle
@@ -179,8 +181,10 @@ def test_python_runs_and_studies_are_read(page: Path, place: Path, monkeypatch: 
         assert block.language in LANGUAGES, f"nobody runs {block.language!r}"
         if block.language == "yaml" and "server:" in block.text:
             assert kits.describe(Path("federation.yaml"))
-        elif block.language == "yaml" and "most_rounds:" in block.text:
+        elif block.language == "yaml" and re.search("^(most_rounds|digest):", block.text, re.MULTILINE):
             Policy.model_validate(yaml.safe_load(block.text))
+        elif block.language == "yaml" and re.search("^state:", block.text, re.MULTILINE):
+            SiteFile.model_validate(yaml.safe_load(block.text))
         elif block.language == "yaml" and "text:" in block.text and "data:" not in block.text:  # of a federation
             Path("texts.yaml").write_text(block.text)
             assert study_for(Path("texts.yaml"), "shops").text == "say"

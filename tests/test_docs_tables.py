@@ -277,6 +277,9 @@ def test_scripts_on_a_page_exist_and_find_what_they_import() -> None:
                     )
 
 
+FOREIGN = "pip|python|ray|tensorboard|flwr |flower-"  # programs of others
+
+
 def known_options(command: Any) -> set[str]:
     parts = [known_options(part) for part in getattr(command, "commands", {}).values()]
     return {"--help"}.union(
@@ -287,14 +290,15 @@ def known_options(command: Any) -> set[str]:
 def unknown_options(text: str) -> list[str]:
     """Options in sentences that no command has, but for those of other programs; blocks are parsed elsewhere."""
     prose = re.sub(r"^```.*?^```$", "", text, flags=re.MULTILINE | re.DOTALL)
-    codes = [code for code in re.findall(r"`([^`\n]+)`", prose) if not re.match(r"pip|python|ray|tensorboard", code)]
+    codes = [code for code in re.findall(r"`([^`\n]+)`", prose) if not re.match(FOREIGN, code)]
     options = known_options(typer.main.get_command(app))
     return [o for code in codes for o in re.findall(r"(?<![\w-])--[a-z][\w-]*", code) if o not in options]
 
 
 def test_unknown_options_are_seen() -> None:
     text = (
-        "`--rounds 3`, `--no-such`, `idiolect serve --out a --lisen b` and `pip install --editable .`\n```\n--x\n```\n"
+        "`--rounds 3`, `--no-such`, `idiolect serve --out a --lisen b`, `pip install --editable .`, "
+        "`flower-supernode --port 1` and `flwr run app --stream`\n```\n--x\n```\n"
     )
     assert unknown_options(text) == ["--no-such", "--lisen"]
 

@@ -153,5 +153,12 @@ def install(patch: pytest.MonkeyPatch) -> None:
         for member in members:
             setattr(module, member.__name__, member)
         patch.setitem(sys.modules, name, module)
+    forget()
+
+
+def forget() -> None:
+    """Let what has imported the stand-in, or Flower, be imported anew."""
     for name in [name for name in sys.modules if name.startswith("idiolect.federation.flower")]:
-        patch.delitem(sys.modules, name)
+        del sys.modules[name]
+    if (parent := sys.modules.get("idiolect.federation")) is not None:
+        parent.__dict__.pop("flower", None)

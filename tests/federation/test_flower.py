@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import tomllib
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -28,12 +29,14 @@ Files = dict[str, Path]
 
 
 @pytest.fixture(autouse=True)
-def stand_in(monkeypatch: pytest.MonkeyPatch) -> None:
+def stand_in(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
     flwr.install(monkeypatch)
     from idiolect.federation.flower import grid_link
 
     for name in ("_LOOK", "_PULL", "_AGAIN"):
         monkeypatch.setattr(grid_link, name, 0.0)
+    yield
+    flwr.forget()
 
 
 @pytest.fixture(scope="module")
