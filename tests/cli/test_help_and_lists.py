@@ -78,6 +78,7 @@ def test_version(idiolect: Command) -> None:
 
 def test_python_m_idiolect(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
     monkeypatch.setattr(sys, "argv", ["idiolect", "--version"])
+    monkeypatch.delitem(sys.modules, "idiolect.__main__", raising=False)  # of a test that has imported every module
     with pytest.raises(SystemExit) as ended:
         runpy.run_module("idiolect", run_name="__main__")
     assert ended.value.code in (None, 0)
