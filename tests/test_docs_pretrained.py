@@ -5,6 +5,7 @@ from __future__ import annotations
 import re
 import shlex
 import sys
+from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
@@ -15,12 +16,12 @@ from PIL import Image
 
 from idiolect import cli
 
-pytest.importorskip("transformers")
-pytest.importorskip("peft")
-pytest.importorskip("onnxscript")
+for package in ("transformers", "peft", "onnxscript"):
+    if find_spec(package) is None:  # imported by those alone that use it: it takes seconds
+        pytest.skip(f"{package} is not installed", allow_module_level=True)
 sys.path.insert(0, str(Path(__file__).parent))
 
-from tiny_backbones import write_bert, write_vit
+from tiny_backbones import write_bert, write_vit  # noqa: E402
 
 PAGE = Path(__file__).parents[1] / "docs/tutorials/pretrained.md"
 BACKBONES = {"facebook/dinov2-small": write_vit, "sentence-transformers/all-MiniLM-L6-v2": write_bert}

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import shutil
 import sys
+from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
@@ -29,7 +30,8 @@ from idiolect.deploy.schema import Inputs, TokensPart
 from idiolect.deploy.watch import watch
 from idiolect.models.pretrained import FrozenBackbone
 
-pytest.importorskip("transformers")
+if find_spec("transformers") is None:  # imported by those alone that use it: it takes seconds
+    pytest.skip("transformers is not installed", allow_module_level=True)
 sys.path.insert(0, str(Path(__file__).parents[1]))
 
 from tiny_backbones import write_bert, write_vit
