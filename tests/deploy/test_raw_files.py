@@ -348,19 +348,19 @@ def test_dates_at_a_new_site_become_the_numbers_of_the_training(tmp_path: Path, 
     np.testing.assert_array_equal(ready.x_N[:, 0].numpy(), moment.dt.month)
 
 
-def test_the_cards_commands_have_the_question_and_the_marks_of_training(
+def test_the_cards_commands_have_the_question_and_the_names_and_marks_of_training(
     bundle: Bundle, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.chdir(bundle.folder)
     text = (bundle.folder / "README.md").read_text(encoding="utf-8")
     commands = [shlex.split(line)[1:] for line in text.splitlines() if line.startswith("    idiolect ")]
-    raw(8, 40).to_csv("my.csv", index=False, header=NAMES.split("+"))
-    raw(9, 20).to_csv("new.csv", index=False, header=NAMES.split("+"))
+    write(raw(8, 40), bundle.folder / "my.csv")
+    write(raw(9, 20), bundle.folder / "new.csv")
     assert [command[0] for command in commands] == ["join", "predict"]
     for command in commands:
         with pytest.raises(SystemExit) as ended:
             cli.main(command)
         assert ended.value.code == 0
     assert "grade>1" in commands[0]
-    assert all(command[-2:] == ["--missing", "-9+."] for command in commands)
+    assert all(command[-4:] == ["--columns", NAMES, "--missing", "-9+."] for command in commands)
     assert len(pd.read_parquet("predictions.parquet")) == 20

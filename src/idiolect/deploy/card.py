@@ -18,6 +18,8 @@ from idiolect.deploy.schema import About, ClientPart
 _SHOWN = 30  # clients in the table
 
 _ASKS = re.compile(r"\w\s*([<>]=?|!?=)\s*\S")
+_FORM = ("header", "columns", "missing")
+"""How a study reads tables: settings that are options of a command too."""
 _JOINS = {
     "what it receives": "A new site needs no sample to get this model: it is what the server sends.",
     "forward passes": "A new site gets its own model by forward passes over its samples, without training.",
@@ -57,9 +59,11 @@ def _use(about: About) -> str:
     else:
         commands = [[*predict[:2], ".", *(["--client", "NAME"] if len(about.models) > 1 else []), *predict[2:]]]
         intro = "Predict with it:"
-    if marks := (about.provenance.study.get("missing") if about.provenance else None):
-        intro = f"{intro.strip()[:-1]} (marks of missing values are those of the training; give those of your files):"
-        commands = [[*command, "--missing", shlex.quote(str(marks))] for command in commands]
+    study = about.provenance.study if about.provenance else {}
+    if form := [name for name in _FORM if study.get(name)]:
+        intro = f"{intro.strip()[:-1]} (the last options fit files like those of the training; give what fits yours):"
+        options = [word for name in form for word in [f"--{name}", shlex.quote(str(study[name]))]]
+        commands = [[*command, *options] for command in commands]
     if own := code.own_of(about):
         names = " and ".join(_plain(path) for path in own.values())
         permission = ["--allow-import"]

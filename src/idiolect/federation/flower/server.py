@@ -10,7 +10,7 @@ from flwr.app import Context
 from flwr.serverapp import Grid, ServerApp
 from rich.console import Console
 
-from idiolect.core.errors import InputError, RunError, listed
+from idiolect.core.errors import InputError, RunError, listed, option
 from idiolect.core.version import __version__
 from idiolect.federation.events import Events, warnings_as_events
 from idiolect.federation.flower.grid_link import GridLink
@@ -74,7 +74,7 @@ def app_of_server(study: Path) -> ServerApp:
             settings = Settings.of(context.run_config)
             whole = study_for(study, "Flower")
             if whole.secure_aggregation and not settings.keys:
-                raise InputError("secure_aggregation needs the sites' keys: make the app with --kit")
+                raise InputError(f"secure_aggregation needs the sites' keys: make the app with {option('kit')}")
             say(f"idiolect {__version__}: {whole.name} at {listed(settings.sites, 10)}; the run is in {settings.out}")
             link = GridLink(grid, settings.sites, say, settings.keys)
             settings.out.parent.mkdir(parents=True, exist_ok=True)

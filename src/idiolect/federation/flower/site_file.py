@@ -162,7 +162,7 @@ def _file_of(node: Mapping[str, Any], run: Mapping[str, Any]) -> Path:
         return Path(str(node[NODE]))
     if PARTITION not in node or SIMULATION not in run or not str(run[SIMULATION]):
         raise InputError(
-            f"this SuperNode does not say which site it is: start it with --node-config '{NODE}=\"/path/of/site.yaml\"'"
+            f"this SuperNode does not say which site it is: start it with node-config '{NODE}=\"/path/of/site.yaml\"'"
         )
     sites, folder = str(run.get("sites", "")).split(","), Path(str(run[SIMULATION]))
     number = int(node[PARTITION])
