@@ -95,15 +95,41 @@ def test_processes_are_recognised(line: str) -> None:
 
 def test_a_release_is_built_checked_and_tried_before_it_is_published() -> None:
     jobs = workflow(RELEASE)["jobs"]
-    assert (jobs["try"]["needs"], jobs["publish"]["needs"]) == ("build", "try")
+    assert (jobs["try"]["needs"], jobs["audit"]["needs"], jobs["publish"]["needs"]) == (
+        "build",
+        "build",
+        ["try", "audit"],
+    )
     said = commands(RELEASE)
     places = [said.index(step) for step in ("-m build", "twine check --strict", "pip install dist/", "idiolect run")]
     assert places == sorted(places)
     assert jobs["publish"]["permissions"] == {"id-token": "write"}
+    audited = "\n".join(step.get("run", "") for step in jobs["audit"]["steps"])
+    assert "pip-audit --strict" in audited, "a package that cannot be looked up would pass"
+    assert audited.index("cyclonedx-py environment") < audited.index("pip-audit --strict")
     assert "tag" in jobs["publish"]["if"]
     example = re.search(r"clone/(\S+\.yaml)", said)
     assert example
     assert (TOP / example[1]).exists()
+
+
+OPERATION, DEPLOYMENT = TOP / "examples" / "operation", TOP / "docs" / "deployment.md"
+
+
+@pytest.mark.parametrize("name", ["idiolect-server.service", "Dockerfile"])
+def test_the_docs_show_the_files_of_operation(name: str) -> None:
+    assert f"```text\n{(OPERATION / name).read_text()}```" in DEPLOYMENT.read_text()
+
+
+def test_the_site_s_unit_is_the_server_s_but_for_what_the_docs_say() -> None:
+    server, site = ((OPERATION / f"idiolect-{name}.service").read_text().splitlines() for name in ("server", "site"))
+    other = [line for line in site if line not in server]
+    assert len(other) == 3
+    assert "```text\n" + "\n".join(other) + "\n```" in DEPLOYMENT.read_text()
+    names = ("Description=", "ExecStart=", "ReadOnlyPaths=")
+    assert [line for line in server if not line.startswith(names)] == [
+        line for line in site if not line.startswith(names)
+    ]
 
 
 def long(sources: dict[str, str]) -> dict[str, int]:
