@@ -231,6 +231,23 @@ def test_an_app_of_a_simulation_finds_its_sites(files: Files, tmp_path: Path) ->
     assert len(deployment.run(**{"simulated-sites": str(tmp_path)}))
 
 
+def test_a_variable_names_the_file_of_a_site(files: Files, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """As NVFlare starts SuperNodes; what the run says of a simulation does not count then."""
+    from idiolect.federation.flower.site_file import Own
+
+    study(tmp_path, rounds=1)
+    deployment = Deployment(tmp_path, files)
+    monkeypatch.setenv("IDIOLECT_SITE", str(tmp_path))
+    for k, (name, node) in enumerate(deployment.nodes.items()):
+        node.node_config = {"partition-id": 4 - k, "num-partitions": len(files), "client-name": name}
+    assert len(deployment.run(**{"simulated-sites": str(tmp_path)}))
+    for client in ("", "../north"):
+        with pytest.raises(InputError, match="name one file"):
+            Own.of({"client-name": client}, {})
+    monkeypatch.setenv("IDIOLECT_SITE", str(tmp_path / "north.yaml"))
+    assert Own.of({}, {}).site == "north"
+
+
 def test_the_folder_of_an_app(tmp_path: Path) -> None:
     from idiolect.federation.flower.app_folder import write_app
 

@@ -122,7 +122,7 @@ class GridLink:
 
     def _look(self, now: float) -> None:
         """Look which SuperNodes there are, and ask new ones whose they are."""
-        starts = {info.node_id: info.last_activated_at for info in self._grid.get_nodes()}
+        starts = _starts(self._grid)
         for id, node in self._nodes.items():
             if node.is_online and id not in starts:
                 node.is_online = False
@@ -203,6 +203,13 @@ class GridLink:
         if len(content) > _ROOM + _TIMES * len(letter.content):
             return Reply(letter.site, ticket, None, "it has more bytes than any reply to this question needs")
         return Reply(letter.site, ticket, content)
+
+
+def _starts(grid: Grid) -> dict[int, str]:
+    """When each SuperNode that is online has started; before flwr 1.36 Flower does not say it."""
+    if not hasattr(grid, "get_nodes"):
+        return dict.fromkeys(grid.get_node_ids(), "")
+    return {info.node_id: info.last_activated_at for info in grid.get_nodes()}
 
 
 def _group_of(letter: _Letter) -> str:

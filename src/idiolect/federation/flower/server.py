@@ -19,6 +19,8 @@ from idiolect.federation.server.conduct import Terms, conduct
 from idiolect.federation.server.study import study_for
 from idiolect.federation.trust import kits
 
+_GOODBYE = 120.0  # seconds: a process starts before a site hears that the run is over, and deletes the keys of sums
+
 
 class Settings(NamedTuple):
     """What the settings of a Flower run say."""
@@ -57,7 +59,7 @@ class Settings(NamedTuple):
         if not 1 <= least <= start <= count:
             raise InputError(f"min-sites {least} and start-with {start} are not possible with {count} sites")
         patience = Patience(least, numbers["deadline"], numbers["lost-after"])
-        return cls(Path(out), sites, keys, Terms(patience, numbers["most-norm"], start))
+        return cls(Path(out), sites, keys, Terms(patience, numbers["most-norm"], start, _GOODBYE))
 
 
 def app_of_server(study: Path) -> ServerApp:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import os
+import re
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any, NamedTuple, Self
@@ -20,11 +22,14 @@ from idiolect.federation.site.worker import Worker
 from idiolect.federation.trust import kits
 from idiolect.federation.trust.policy import Policy
 from idiolect.federation.trust.private_files import private_folder
-from idiolect.federation.trust.roster import Name
+from idiolect.federation.trust.roster import NAME, Name
 
 NODE, SIMULATION, PARTITION = "idiolect", "simulated-sites", "partition-id"
 """The setting of a SuperNode that names the file; that of a run that names a simulation's folder of such files; and
 Flower's number of a simulated SuperNode."""
+VARIABLE, CLIENT = "IDIOLECT_SITE", "client-name"
+"""The variable of the environment that names the file, where another program starts the SuperNode, or a folder of such
+files; and the name by which NVFlare tells its SuperNodes apart."""
 _WAIT = 600.0  # seconds for another message at this site to end
 
 
@@ -160,12 +165,23 @@ class Own(NamedTuple):
 def _file_of(node: Mapping[str, Any], run: Mapping[str, Any]) -> Path:
     if NODE in node:
         return Path(str(node[NODE]))
+    if place := os.environ.get(VARIABLE):
+        return _file_in(Path(place), str(node.get(CLIENT, "")))
     if PARTITION not in node or SIMULATION not in run or not str(run[SIMULATION]):
         raise InputError(
-            f"this SuperNode does not say which site it is: start it with node-config '{NODE}=\"/path/of/site.yaml\"'"
+            f"this SuperNode does not say which site it is: start it with node-config '{NODE}=\"/path/of/site.yaml\"', "
+            f"or with {VARIABLE}=/path/of/site.yaml in its environment"
         )
     sites, folder = str(run.get("sites", "")).split(","), Path(str(run[SIMULATION]))
     number = int(node[PARTITION])
     if not 0 <= number < len(sites):
         raise InputError(f"there are {len(sites)} sites, and this is SuperNode {number} of the simulation, from 0 on")
     return folder / f"{sites[number]}.yaml"
+
+
+def _file_in(place: Path, client: str) -> Path:
+    if not place.is_dir():
+        return place
+    if not re.match(NAME, client):
+        raise InputError(f"{VARIABLE}: {place} is a folder, and this SuperNode has no {CLIENT}: name one file")
+    return place / f"{client}.yaml"

@@ -30,8 +30,6 @@ from idiolect.studies.backbones import is_frozen, normalise_of
 from idiolect.studies.progress import Watcher
 from idiolect.studies.schedule import is_finished
 
-_GOODBYE = 10.0  # seconds
-
 
 class Terms(NamedTuple):
     """How the server deals with sites."""
@@ -41,6 +39,8 @@ class Terms(NamedTuple):
     """An upload whose norm is more than this many times the round's median does not count."""
     start: int | None = None
     """Sites that must be there to agree before the first round; others can come later. None takes all."""
+    goodbye: float = 10.0
+    """Seconds that sites have to answer that a run is over."""
 
 
 def conduct(
@@ -104,7 +104,7 @@ def conduct(
             if not engine.is_stopped:
                 raise
             engine.is_stopped = False
-    _tell(talk, link, joining, terms.patience.silence, stop)
+    _tell(talk, link, joining, terms, stop)
     return result
 
 
@@ -128,15 +128,15 @@ def _grow(study: SiteStudy, joining: Joining, names: Sequence[str], out: Path, s
         say(f"{site} was added, and takes part as soon as it is there", site=site, added=True)
 
 
-def _tell(talk: Conversation, link: Carrier, joining: Joining, silence: float, stop: Callable[[], bool]) -> None:
+def _tell(talk: Conversation, link: Carrier, joining: Joining, terms: Terms, stop: Callable[[], bool]) -> None:
     """Tell the sites that are there that the run is over; none is waited for long."""
-    question = Question(joining.site_run.about | {"kind": "done"}, {})
+    question, silence = Question(joining.site_run.about | {"kind": "done"}, {}), terms.patience.silence
     ids = [
         i for i, site in enumerate(talk.sites)
         if joining.samples(i) and link.connections(site) and link.quiet_for(site) < silence
     ]  # fmt: skip
     with suppress(Interrupted):
-        talk.ask(dict.fromkeys(ids, question), lambda i, m: None, Patience(0, _GOODBYE, silence), stop)
+        talk.ask(dict.fromkeys(ids, question), lambda i, m: None, Patience(0, terms.goodbye, silence), stop)
 
 
 def _agreement(talk: Conversation, study: SiteStudy, terms: Terms, stop: Callable[[], bool], say: Events) -> SiteRun:
@@ -162,7 +162,7 @@ def _agreement(talk: Conversation, study: SiteStudy, terms: Terms, stop: Callabl
     except InputError as error:  # who can mend it is at a site
         talk.ask(
             {i: Question(about("ended", text, run_id, i) | {"why": str(error)}, {}) for i in offers},
-            lambda i, m: None, Patience(0, _GOODBYE, terms.patience.silence), stop,
+            lambda i, m: None, Patience(0, terms.goodbye, terms.patience.silence), stop,
         )  # fmt: skip
         raise
     sentences = remarks(inputs, by_site)
