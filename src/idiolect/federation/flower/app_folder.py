@@ -13,6 +13,7 @@ from idiolect.core.version import __version__, digest
 from idiolect.federation.server.study import study_for
 from idiolect.federation.trust import kits
 from idiolect.federation.trust.roster import NAME
+from idiolect.runs.folder import STUDY_FILE
 
 PACKAGE = "idiolect_app"
 _SERVER = '''"""The server of the study: idiolect runs it, as installed on this machine."""
@@ -105,7 +106,7 @@ def write_app(
         f"{PACKAGE}/__init__.py": '"""A study as an app of Flower."""\n',
         f"{PACKAGE}/server_app.py": _SERVER,
         f"{PACKAGE}/client_app.py": _CLIENT,
-        f"{PACKAGE}/study.yaml": study.read_bytes(),
+        f"{PACKAGE}/{STUDY_FILE}": study.read_bytes(),
     }
     with files.drafted_folder(out) as draft:
         (draft / PACKAGE).mkdir()
