@@ -35,9 +35,14 @@ def kind_of(settings: Pretrained) -> Kind:
     Raises:
         InputError: it cannot be read.
     """
-    if settings.library == "hf" and hugging_face.is_for_texts(settings):
+    if settings.library == "hf" and _is_for_texts(settings.name, settings.weights, files_of(settings)):
         return "texts"
     return read(settings).backbone.kind
+
+
+@lru_cache(maxsize=4)  # each network of a run asks
+def _is_for_texts(name: str, weights: str | None, files: object) -> bool:
+    return hugging_face.is_for_texts(Pretrained("hf", name, weights=weights))
 
 
 @lru_cache(maxsize=1)  # several studies and networks of a process may use it
