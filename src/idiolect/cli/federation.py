@@ -3,13 +3,16 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
 from idiolect.cli.form import Categorical, Columns, GroupColumn, Header, Missing, Samples, Target, Unlabelled
 from idiolect.cli.options import Command, Group, Quiet, flag, option
 from idiolect.cli.output import err_console, out_console, say
+
+if TYPE_CHECKING:
+    from idiolect.studies import Result
 
 app = typer.Typer(
     cls=Group, no_args_is_help=True, rich_markup_mode="rich", context_settings={"help_option_names": ["-h", "--help"]}
@@ -162,8 +165,10 @@ def app_command(
 @app.command("serve", cls=Command)
 def serve_command(
     kit: Kit,
-    study: Annotated[Path, typer.Argument(metavar="STUDY.yaml", help="The study, without data.")],
-    out: Annotated[Path, option("Folder of the run; a run in it continues.", "run")] = Path("run"),
+    study: Annotated[
+        Path, typer.Argument(metavar="STUDY.yaml", help="The study, without data; or a folder of studies, run in turn.")
+    ],
+    out: Annotated[Path, option("Folder of the run, or of the runs; what is there continues.", "run")] = Path("run"),
     listen: Annotated[
         str | None, option("Where to listen.", "the port of the kit's address", metavar="HOST:PORT")
     ] = None,
@@ -194,7 +199,7 @@ def serve_command(
     _check_packages(*([] if page is None else ["prometheus_client"]))
     from idiolect.core.errors import InputError
     from idiolect.federation.events import Events
-    from idiolect.federation.programs import serve
+    from idiolect.federation.programs import serve, serve_queue
     from idiolect.federation.rounds.conversation import Patience
     from idiolect.federation.server.conduct import Terms
     from idiolect.federation.trust.kits import server_kit
@@ -207,12 +212,19 @@ def serve_command(
     least = len(server_kit(kit, out).roster.keys()) // 2 + 1 if min_sites is None else min_sites
     terms = Terms(Patience(least, deadline, lost_after), most_norm, start_with)
     show = Watcher() if quiet or log_json or not err_console.is_terminal else watcher(err_console)
-    result = serve(
-        kit, study, out, listen=listen, page=page, metrics_token=metrics_token, terms=terms, watcher=show,
-        say=Events(quiet=quiet, as_json=log_json),
-    )  # fmt: skip
-    out_console.print(result.table())
-    say(out_console, f"Report: {result.page}")
+    how: dict[str, Any] = {
+        "listen": listen, "page": page, "metrics_token": metrics_token, "terms": terms, "watcher": show,
+        "say": Events(quiet=quiet, as_json=log_json),
+    }  # fmt: skip
+
+    def show_result(result: Result) -> None:
+        out_console.print(result.table())
+        say(out_console, f"Report: {result.page}")
+
+    if study.is_dir():
+        serve_queue(kit, study, out, **how, on_result=show_result)
+    result = serve(kit, study, out, **how)
+    show_result(result)
     if result.diverged:
         raise typer.Exit(1)
 

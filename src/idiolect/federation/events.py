@@ -60,6 +60,11 @@ class Events:
             self._write("".join(self._before))
             self._before.clear()
 
+    def hold(self) -> None:
+        """Keep events in no file from now on, until there is one again."""
+        with self._lock:
+            self.file = None
+
     def __call__(self, what: str, /, **values: Any) -> None:
         """Say it; ``values`` are kept beside the sentence, as ``site="north", round=3``."""
         self._say(what, values, self.quiet)

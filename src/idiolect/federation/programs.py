@@ -5,22 +5,27 @@ from __future__ import annotations
 import shlex
 import sys
 import threading
-from contextlib import ExitStack
+import time
+from collections.abc import Callable, Iterator
+from contextlib import ExitStack, contextmanager
+from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any, NoReturn
 
 import filelock
 
 from idiolect.core import files, signals
-from idiolect.core.errors import InputError, Interrupted, option
+from idiolect.core.errors import IdiolectError, InputError, Interrupted, option
 from idiolect.federation.data.samples import SiteFiles
+from idiolect.federation.events import FILE as EVENTS
 from idiolect.federation.events import Events, warnings_as_events
 from idiolect.federation.monitor.overview import Overview
 from idiolect.federation.monitor.page import Page
 from idiolect.federation.monitor.page import place as page_place
+from idiolect.federation.queue import Queue
 from idiolect.federation.rounds.conversation import Carrier, Patience
-from idiolect.federation.server.conduct import Terms, conduct
-from idiolect.federation.server.study import study_for
+from idiolect.federation.server.conduct import Terms, conduct, is_complete
+from idiolect.federation.server.study import SiteStudy, study_for
 from idiolect.federation.site.personal_state import Vault
 from idiolect.federation.site.worker import Worker
 from idiolect.federation.trust import kits
@@ -29,6 +34,10 @@ from idiolect.federation.trust.private_files import private_folder, token_of
 from idiolect.studies import Result
 from idiolect.studies.progress import Several, Watcher
 
+if TYPE_CHECKING:
+    from idiolect.federation.link.server_end import Link
+
+_REST = 1.0  # seconds between two looks for a new study
 PAGE = "page.url"
 """The file of a server's kit that has the address of the operator's page while it is served."""
 
@@ -56,11 +65,130 @@ def serve(
         RunError: the port is in use, or fewer sites than are needed can answer; whole rounds are on disk.
         Interrupted: SIGINT or SIGTERM was received; whole rounds are on disk.
     """
+    server, say, terms = kits.server_kit(kit, out), say or Events(), terms or Terms()
+    whole = study_for(study, server.name)
+    again = command(
+        kit, study, out, listen=listen, page=page, metrics_token=metrics_token, terms=terms,
+        sites=len(server.roster.keys()), say=say,
+    )  # fmt: skip
+    with _open(server, whole.name, out, listen, page, metrics_token, terms, watcher, say, again) as program:
+        return program.run(whole, out)
+
+
+def serve_queue(
+    kit: Path, studies: Path, out: Path, *, listen: str | None = None, page: str | None = None,
+    metrics_token: Path | None = None, terms: Terms | None = None, watcher: Watcher | None = None,
+    say: Events | None = None, on_result: Callable[[Result], None] = lambda result: None,
+) -> NoReturn:  # fmt: skip
+    """Run the studies whose files are in a folder, one after the other, until a signal comes.
+
+    A study that cannot run is said, and the next one runs.
+
+    Args:
+        kit: the server's, from ``authority.provision``.
+        studies: folder of the files; more can be put there at any time.
+        out: folder of the runs: that of ``studies/hearts.yaml`` is ``out/hearts``.
+        listen: as for ``serve``.
+        page: as for ``serve``.
+        metrics_token: as for ``serve``.
+        terms: how the server deals with sites.
+        watcher: is told about the progress.
+        say: for events.
+        on_result: is told of each study that has run to its end.
+
+    Raises:
+        InputError: the kit or a folder cannot be used.
+        RunError: the port is in use.
+        Interrupted: SIGINT or SIGTERM was received; whole rounds are on disk.
+    """
+    server, say, terms = kits.server_kit(kit, out), say or Events(), terms or Terms()
+    again = command(
+        kit, studies, out, listen=listen, page=page, metrics_token=metrics_token, terms=terms,
+        sites=len(server.roster.keys()), say=say,
+    )  # fmt: skip
+    queue, file = Queue(studies, out), out / EVENTS
+    with _open(server, "", out, listen, page, metrics_token, terms, watcher, say, again, queue) as program:
+        _make(out)
+        say.keep(file)
+        say(f"the studies in {studies} run one after the other, in folders of {out}")
+        has_said = False
+        while True:
+            path = queue.take()
+            if path is None:
+                if not has_said:
+                    say(f"no study is left in {studies}: waits for a file")
+                has_said = True
+                program.rest()
+                continue
+            has_said = False
+            folder = queue.out(path)
+            say.hold()
+            try:
+                whole = study_for(path, server.name)
+                if not is_complete(whole, folder):
+                    say(f"the study in {path} runs in {folder}")
+                    if program.overview is not None:
+                        program.overview.follow(whole.name, folder)
+                    on_result(program.run(whole, folder))
+            except Interrupted:
+                raise
+            except IdiolectError as error:
+                why = str(error).removeprefix(f"{path}: ")
+                say(f"{path} does not run: {why}", ended=True)
+                queue.end("failed", why)
+            else:
+                queue.end("done")
+            finally:
+                say.keep(file)
+
+
+@dataclass
+class _Server:
+    """A server to which sites can connect."""
+
+    link: Link
+    overview: Overview | None
+    terms: Terms
+    watcher: Watcher | None
+    say: Events
+    again: str
+    signals: list[int]
+
+    def run(self, study: SiteStudy, out: Path) -> Result:
+        """Run a study, or the rest of it."""
+        carrier: Carrier = self.link
+        watcher, terms = self.watcher, self.terms._replace(start=self.terms.start or len(self.link.keys))
+        if self.overview is not None:
+            carrier, watcher = self.overview, Several(watcher or Watcher(), self.overview)
+        try:
+            return conduct(
+                study, carrier, list(self.link.sites()), out, self.say, terms=terms, watcher=watcher,
+                stop=lambda: bool(self.signals), again=self.again, public=self.link.keys, roster=self.link.sites,
+            )  # fmt: skip
+        except Interrupted as error:
+            if self.signals and str(error) == "stopped":
+                what = f"stopped before the first round; continue with: {self.again}"
+                raise Interrupted(what, self.signals[0]) from None
+            raise
+
+    def rest(self) -> None:
+        """Wait for a moment, while there is no study."""
+        if self.overview is not None:
+            self.overview.rest()
+        if self.signals:
+            raise Interrupted(f"stopped while no study ran; continue with: {self.again}", self.signals[0])
+        time.sleep(_REST)
+
+
+@contextmanager
+def _open(
+    kit: kits.ServerKit, study: str, out: Path, listen: str | None, page: str | None, metrics_token: Path | None,
+    terms: Terms, watcher: Watcher | None, say: Events, again: str, queue: Queue | None = None,
+) -> Iterator[_Server]:  # fmt: skip
+    """Let sites connect, and serve the page."""
     from idiolect.federation.link.server_end import Link, listening
 
-    server = kits.server_kit(kit, out)
-    whole = study_for(study, server.name)
-    terms, say, count = terms or Terms(), say or Events(), len(server.roster.keys())
+    count = len(kit.roster.keys())
     if not 1 <= terms.patience.least <= count:
         raise InputError(f"{option('min_sites', terms.patience.least)} is not possible with {count} sites")
     if terms.start is not None and not terms.patience.least <= terms.start <= count:
@@ -68,46 +196,31 @@ def serve(
             f"{option('start_with', terms.start)} is not possible with {count} sites, of which each round needs "
             f"{terms.patience.least}"
         )
-    again = command(
-        kit, study, out, listen=listen, page=page, metrics_token=metrics_token, terms=terms, sites=count, say=say
-    )
-    terms = terms._replace(start=terms.start or count)
     try:
-        place = listening(server, listen)
+        place = listening(kit, listen)
     except ValueError as error:
         raise InputError(f"{option('listen')}: {error}") from None
     page_address = None if page is None else _place(page)
     if metrics_token is not None and page is None:
         raise InputError(f"{option('metrics_token')} is for the port of the operator's page: give {option('page')} too")
     token = None if metrics_token is None else token_of(metrics_token)
-    with Link(server, place, say) as link, signals.received(_interruption) as signals_, ExitStack() as open_:
+    with Link(kit, place, say) as link, signals.received(_interruption) as signals_, ExitStack() as open_:
         open_.enter_context(warnings_as_events(say))
-        carrier: Carrier = link
+        overview = None
         if page_address is not None:
-            silence = terms.patience.silence
-            carrier = overview = Overview(link, server.name, whole.name, link.sites, out, say, silence)
-            watcher = Several(watcher or Watcher(), overview)
-            shown = Page(overview.status, server, page_address, say, idle=overview.idle, metrics_token=token)
+            overview = Overview(
+                link, kit.name, study, link.sites, out, say, terms.patience.silence,
+                queue=lambda: [] if queue is None else [entry._asdict() for entry in queue.entries()],
+            )  # fmt: skip
+            shown = Page(overview.status, kit, page_address, say, idle=overview.idle, metrics_token=token)
             url = open_.enter_context(shown).url
-            open_.callback((kit / PAGE).unlink, missing_ok=True)
-            files.write(kit / PAGE, f"{url}\n", mode=0o600)
+            open_.callback((kit.folder / PAGE).unlink, missing_ok=True)
+            files.write(kit.folder / PAGE, f"{url}\n", mode=0o600)
             if sys.stderr is not None and sys.stderr.isatty() and not say.as_json:
                 say.show(f"The page of this federation, for you alone: {url}")
-            say(f"the address of the operator's page, with its token, is in {kit / PAGE}")
-        say(f"{server.name}: {count} sites can connect to {place[0]}:{place[1]}")
-
-        def stop() -> bool:
-            return bool(signals_)
-
-        try:
-            return conduct(
-                whole, carrier, list(server.sites), out, say, terms=terms, watcher=watcher, stop=stop, again=again,
-                public=link.keys, roster=link.sites,
-            )  # fmt: skip
-        except Interrupted as error:
-            if signals_ and str(error) == "stopped":
-                raise Interrupted(f"stopped before the first round; continue with: {again}", signals_[0]) from None
-            raise
+            say(f"the address of the operator's page, with its token, is in {kit.folder / PAGE}")
+        say(f"{kit.name}: {count} sites can connect to {place[0]}:{place[1]}")
+        yield _Server(link, overview, terms, watcher, say, again, signals_)
 
 
 def command(
@@ -188,6 +301,13 @@ def _place(text: str) -> tuple[str, int]:
         return page_place(text)
     except ValueError as error:
         raise InputError(f"{option('page')}: {error}") from None
+
+
+def _make(folder: Path) -> None:
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+    except OSError as error:
+        raise InputError(f"{folder} cannot be made ({error.strerror}): give another {option('out')}") from None
 
 
 def _interruption(number: int) -> Interrupted:

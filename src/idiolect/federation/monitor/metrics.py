@@ -20,6 +20,8 @@ FEW = 10
 """Test samples of a site without which its scores are no metrics."""
 STATES = ("ready", "working", "silent", "not seen", "revoked")
 """What a site can be, as on the operator's page."""
+STUDIES = ("waiting", "running", "done", "failed")
+"""What a study of a queue can be."""
 _OF_SITES: Mapping[str, tuple[Literal["counter", "gauge"], str, str]] = {
     "site_connections": ("counter", "How often the site has connected.", "connections"),
     "site_silence_seconds": ("gauge", "Seconds since the site was last heard of.", "seen"),
@@ -68,6 +70,10 @@ class _Collector:
         if status["last_round"] is not None:
             what = "When the last round ended, in Unix time."
             yield _family("gauge", "last_round_timestamp_seconds", what, (), [({}, status["last_round"])])
+        if status["queue"]:
+            states = [study["state"] for study in status["queue"]]
+            samples = [({"state": state}, states.count(state)) for state in STUDIES]
+            yield _family("gauge", "studies", "Studies of the server's queue in a state.", ("state",), samples)
         states = [site["state"] for site in sites]
         samples = [({"state": state}, states.count(state)) for state in STATES]
         yield _family("gauge", "sites", "Sites in a state.", ("state",), samples)

@@ -65,11 +65,12 @@ class Overview(Watcher):
     Args:
         link: carries the messages.
         name: of the federation.
-        study: the study's name.
+        study: the study's name; empty until there is one.
         sites: says their names, by the clients' numbers; more may come.
-        out: folder of the run; alarms of earlier starts are read from there.
+        out: folder of its run; alarms of earlier starts are read from there.
         say: whose events are heard.
         silence: seconds of silence after which a site counts as silent.
+        queue: says which studies a server has beside this one, and how they stand.
     """
 
     def __init__(
@@ -81,9 +82,10 @@ class Overview(Watcher):
         out: Path,
         say: Events,
         silence: float,
+        queue: Callable[[], Sequence[Mapping[str, str]]] = tuple,
     ) -> None:
-        self._link, self._silence, self._lock = link, silence, threading.Lock()
-        self._names = {"federation": name, "study": study, "version": __version__}
+        self._link, self._silence, self._lock, self._queue = link, silence, threading.Lock(), queue
+        self._federation, self._study = name, study
         self._sites: defaultdict[str, _Site] = defaultdict(_Site)
         self._names_of = sites
         self._open: dict[str, _Question] = {}
@@ -99,9 +101,30 @@ class Overview(Watcher):
         self._moved = time.monotonic()
         self._tests: Callable[[int], int] = lambda client: 0
         self._start_time, self._since, self._bytes = time.time(), time.monotonic(), (0, 0)
+        self.follow(study, out)
+        say.listener = self._hear_now
+
+    def follow(self, study: str, out: Path) -> None:
+        """Watch another study's run from now on: rounds and scores are its own, and what is counted goes on."""
+        with self._lock:
+            self._begin(study)
         for event in read(out / FILE, 10 * _SHOWN):
             self._hear(event)
-        say.listener = self._hear_now
+        with self._lock:
+            self._alarms = deque(sorted(self._alarms, key=lambda alarm: alarm["at"]), maxlen=_SHOWN)
+
+    def rest(self) -> None:
+        """Know that the server waits for a study and is well."""
+        with self._lock:
+            self._begin("")
+            self._moved = time.monotonic()
+
+    def _begin(self, study: str) -> None:
+        self._study, self._total, self._by, self._current = study, 0, ACCURACY, None
+        self._progress, self._ends = {}, {}
+        self._rounds.clear()
+        for site in self._sites.values():
+            site.scores = {}
 
     # as what carries messages
 
@@ -228,7 +251,8 @@ class Overview(Watcher):
             "site": site if isinstance(site, str) else None, "event": printable(str(event["event"])[:1000]),
         }  # fmt: skip
         with self._lock:
-            self._alarms.append(alarm)
+            if alarm not in self._alarms:  # it may be in the file of a run that is followed again
+                self._alarms.append(alarm)
         return kind
 
     def idle(self) -> float:
@@ -245,7 +269,11 @@ class Overview(Watcher):
             label, seed = self._current or (None, None)
             here = None if self._current is None else self._progress.get(self._current, 0)
             questions = {question.site: question for question in self._open.values()}
-            return self._names | {
+            return {
+                "federation": self._federation,
+                "study": self._study,
+                "version": __version__,
+                "queue": list(self._queue()),
                 "now": time.time(),
                 "began": self._start_time,
                 "method": label,

@@ -108,6 +108,21 @@ def conduct(
     return result
 
 
+def is_complete(study: SiteStudy, out: Path) -> bool:
+    """Whether a folder has the whole run of a study.
+
+    Raises:
+        InputError: it has the run of another one, or cannot be read.
+    """
+    if not (out / RUN).exists():
+        return False
+    site_run = SiteRun.load(out, "restore it, or give the study's file another name")
+    if site_run.study != study.to_yaml():
+        raise InputError(f"{out} has the run of an earlier version of it: give a changed study another name")
+    server_study = study.at_server(site_run)
+    return is_finished(study, [job for _, job in server_study.jobs(server_study.federation())], out)
+
+
 def _grow(study: SiteStudy, joining: Joining, names: Sequence[str], out: Path, say: Events) -> None:
     """Let a run take on the sites that were added to the roster since it began."""
     before = joining.site_run.agreement

@@ -180,6 +180,8 @@ class Worker:
         """The run is over."""
         entry = self._participation(message.about)
         if entry is not None:
+            del self._participations[message.about["digest"], message.about["run"]]  # more studies may come
+            self._offers.pop((message.about["digest"], message.about["run"]), None)
             if self._brief and entry.study.secure_aggregation:
                 self._sums.forget(entry.folder)
             self._say(f"study {entry.study.name} is done; what this site keeps of it is in {entry.folder}", done=True)
