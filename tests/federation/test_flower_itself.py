@@ -76,3 +76,14 @@ def test_the_numbers_are_those_of_a_simulation(files: dict[str, Path], tmp_path:
     both = result(tmp_path / "run").records.merge(alone, on=keys, how="outer", indicator=True)
     assert set(both["_merge"]) == {"both"}
     assert (both["value_x"] - both["value_y"]).abs().max() < 1e-6
+
+
+def test_sums_without_keys_are_refused_before_a_site_is_asked(tmp_path: Path) -> None:
+    from idiolect.core.errors import InputError
+    from idiolect.federation.flower import server_app
+
+    study(tmp_path, "fedavg", rounds=2, secure_aggregation=True)
+    settings = {"sites": "north,south,east", "out": str(tmp_path / "run")}
+    context = flwr.Context(1, 0, {}, flwr.RecordDict(), settings)
+    with pytest.raises(InputError, match=r"make the app with --kit$"):
+        server_app(tmp_path / "study.yaml")(_Grid([], settings), context)

@@ -10,7 +10,7 @@ from flwr.app import Context
 from flwr.serverapp import Grid, ServerApp
 from rich.console import Console
 
-from idiolect.core.errors import InputError, RunError, listed, option
+from idiolect.core.errors import InputError, RunError, as_options, in_a_file, listed, option
 from idiolect.core.version import __version__
 from idiolect.federation.events import Events, warnings_as_events
 from idiolect.federation.flower.grid_link import GridLink
@@ -18,7 +18,9 @@ from idiolect.federation.rounds.conversation import Patience
 from idiolect.federation.server.conduct import Terms, conduct
 from idiolect.federation.server.study import study_for
 from idiolect.federation.trust import kits
+from idiolect.studies.settings import SETTINGS
 
+_NOTICE = 120.0  # seconds in which a site answers that does not take long: each message starts a process
 _GOODBYE = 120.0  # seconds: a process starts before a site hears that the run is over, and deletes the keys of sums
 
 
@@ -58,7 +60,7 @@ class Settings(NamedTuple):
         least, start = int(run.get("min-sites") or count // 2 + 1), int(run.get("start-with") or count)
         if not 1 <= least <= start <= count:
             raise InputError(f"min-sites {least} and start-with {start} are not possible with {count} sites")
-        patience = Patience(least, numbers["deadline"], numbers["lost-after"])
+        patience = Patience(least, numbers["deadline"], numbers["lost-after"], _NOTICE)
         return cls(Path(out), sites, keys, Terms(patience, numbers["most-norm"], start, _GOODBYE))
 
 
@@ -71,8 +73,8 @@ def app_of_server(study: Path) -> ServerApp:
     app = ServerApp()
 
     def main(grid: Grid, context: Context) -> None:
-        say = Events()
-        with warnings_as_events(say):
+        say, in_files = Events(), {one.option or name: name for name, one in SETTINGS.items()} | {"out": "out"}
+        with warnings_as_events(say), as_options(), in_a_file(in_files):
             settings = Settings.of(context.run_config)
             whole = study_for(study, "Flower")
             if whole.secure_aggregation and not settings.keys:

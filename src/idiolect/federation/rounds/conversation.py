@@ -17,7 +17,6 @@ from idiolect.federation.messages import Message, Refusal, pack, unpack
 
 T = TypeVar("T")
 _PAUSE = 0.02  # seconds between two looks for replies
-_PATIENT = 15.0  # seconds after which the server says for whom it waits
 
 
 class Question(NamedTuple):
@@ -77,6 +76,8 @@ class Patience(NamedTuple):
     """Seconds after which a round closes with the sites that have answered."""
     silence: float = 30.0
     """Seconds of silence after which a site is not waited for."""
+    notice: float = 15.0
+    """Seconds after which the server says for whom it waits."""
 
 
 @dataclass
@@ -167,7 +168,7 @@ class Conversation:
                     raise RunError(f"{what}: {_reasons(self.sites, why)}")
                 if self._closes(waiting, answers, patience, time.monotonic() - start):
                     break
-                if time.monotonic() - notice_time > _PATIENT:
+                if time.monotonic() - notice_time > patience.notice:
                     notice_time = time.monotonic()
                     self._say(f"waiting for {listed([one.site for one in waiting.values()], 10)}")
                 if waiting:
