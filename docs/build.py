@@ -9,7 +9,6 @@ those of docs/tables.py.
 
 from __future__ import annotations
 
-import argparse
 import ast
 import html
 import inspect
@@ -26,6 +25,7 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 import exposure
+import generated
 import tables
 import takes
 
@@ -354,22 +354,12 @@ def present() -> set[Path]:
 
 def main() -> None:
     """Write or compare."""
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--check", action="store_true", help="fail where a page is out of date")
-    check = parser.parse_args().check
+    check = generated.parser(__doc__).parse_args().check
     try:
         made = pages()
     except (ValueError, IdiolectError) as error:
         sys.exit(f"docs/build.py: {error}")
-    stale = [p for p, text in made.items() if not p.exists() or p.read_text() != text]
-    stale += sorted(present() - set(made))
-    if check and stale:
-        sys.exit(f"out of date: {', '.join(p.name for p in stale)}; run python docs/build.py")
-    if not check:
-        PAGES.mkdir(exist_ok=True)
-        for path in stale:
-            path.write_text(made[path]) if path in made else path.unlink()
-        print(f"{len(made)} pages, {len(stale)} changed")
+    generated.settle(made, check=check, gone=present() - set(made))
 
 
 if __name__ == "__main__":

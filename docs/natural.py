@@ -6,13 +6,12 @@ python docs/natural.py --pooled       # first measures models of all schools' sa
 
 from __future__ import annotations
 
-import argparse
 import json
-import sys
 from collections.abc import Mapping
 from pathlib import Path
 from typing import NamedTuple
 
+import generated
 import numpy as np
 import pandas as pd
 from scipy import stats
@@ -354,18 +353,12 @@ def page(recipe: Recipe) -> str:
 
 def main() -> None:
     """Write or compare."""
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--check", action="store_true", help="fail where the page is out of date")
+    parser = generated.parser(__doc__)
     parser.add_argument("--pooled", action="store_true", help="measure models of all samples together first")
     options, recipe = parser.parse_args(), tuned()
     if options.pooled:
         measure_pooled(recipe)
-    check, text = options.check, page(recipe)
-    is_stale = not PAGE.exists() or PAGE.read_text("utf-8") != text
-    if check and is_stale:
-        sys.exit(f"out of date: {PAGE.name}; run python docs/natural.py")
-    PAGE.write_text(text, encoding="utf-8")
-    print(f"1 page, {int(is_stale)} changed")
+    generated.settle({PAGE: page(recipe)}, check=options.check)
 
 
 if __name__ == "__main__":

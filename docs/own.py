@@ -7,12 +7,11 @@ No number of a table is shown before all its runs are done: a report is looked a
 
 from __future__ import annotations
 
-import argparse
-import sys
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import NamedTuple
 
+import generated
 import numpy as np
 import pandas as pd
 
@@ -320,15 +319,7 @@ def made() -> dict[Path, str]:
 
 def main() -> None:
     """Write or compare."""
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--check", action="store_true", help="fail where a page is out of date")
-    check, texts = parser.parse_args().check, made()
-    stale = {path: text for path, text in texts.items() if not path.exists() or path.read_text("utf-8") != text}
-    if check and stale:
-        sys.exit(f"out of date: {', '.join(path.name for path in stale)}; run python docs/own.py")
-    for path, text in stale.items():
-        path.write_text(text, encoding="utf-8")
-    print(f"{len(texts)} pages, {len(stale)} changed")
+    generated.settle(made(), check=generated.parser(__doc__).parse_args().check)
 
 
 if __name__ == "__main__":

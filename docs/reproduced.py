@@ -5,14 +5,14 @@ python docs/reproduced.py [--check]      # --check writes nothing, and fails whe
 
 from __future__ import annotations
 
-import argparse
 import json
-import sys
 from collections import Counter
 from collections.abc import Sequence
 from itertools import takewhile
 from pathlib import Path
 from typing import Any, get_args
+
+import generated
 
 from idiolect import methods
 from idiolect.core.network import Precision
@@ -403,23 +403,13 @@ def collect(runs: Path, seeds: Sequence[int]) -> None:
 
 def main() -> None:
     """Write or compare."""
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--check", action="store_true", help="fail where a page is out of date")
+    parser = generated.parser(__doc__)
     parser.add_argument("--collect", type=Path, metavar="RUNS", help="the folder of idiolect reproduce --out")
     parser.add_argument("--seeds", default="0", help="of the runs to collect, separated by commas")
     arguments = parser.parse_args()
-    check = arguments.check
     if arguments.collect:
         collect(arguments.collect, [int(seed) for seed in arguments.seeds.split(",")])
-    made = pages()
-    stale = [p for p, text in made.items() if not p.exists() or p.read_text(encoding="utf-8") != text]
-    if check and stale:
-        sys.exit(f"out of date: {', '.join(p.name for p in stale)}; run python docs/reproduced.py")
-    if not check:
-        PAGES.mkdir(parents=True, exist_ok=True)
-        for path in stale:
-            path.write_text(made[path], encoding="utf-8")
-        print(f"{len(made)} pages, {len(stale)} changed")
+    generated.settle(pages(), check=arguments.check)
 
 
 if __name__ == "__main__":

@@ -8,12 +8,11 @@ settings is shown before all runs are done.
 
 from __future__ import annotations
 
-import argparse
-import sys
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
+import generated
 import numpy as np
 import pandas as pd
 
@@ -191,15 +190,7 @@ def page() -> str:
 
 def main() -> None:
     """Write or compare."""
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--check", action="store_true", help="fail where the page is out of date")
-    check, now = parser.parse_args().check, page()
-    stale = PAGE.read_text(encoding="utf-8") != now
-    if check and stale:
-        sys.exit(f"out of date: {PAGE.name}; run python docs/rivals.py")
-    if stale:
-        PAGE.write_text(now, encoding="utf-8")
-    print(f"1 page, {int(stale)} changed")
+    generated.settle({PAGE: page()}, check=generated.parser(__doc__).parse_args().check)
 
 
 if __name__ == "__main__":
