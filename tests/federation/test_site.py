@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 from pathlib import Path
 from typing import Any
 
@@ -10,6 +11,7 @@ import torch
 from sites import Loop, study, worker, workers
 
 from idiolect.core.errors import Interrupted, RunError
+from idiolect.federation.data.samples import SiteSamples
 from idiolect.federation.events import Events
 from idiolect.federation.messages import Message, pack, unpack
 from idiolect.federation.server.conduct import conduct
@@ -150,3 +152,28 @@ def test_noise_is_the_sites_own(files: dict[str, Path], tmp_path: Path) -> None:
     moved = Message(local.about, {path: a + 1 for path, a in local.arrays.items()})
     for other in (noise("b", moved), noise("c", local)):
         assert abs(float((first - other).std()) / 2**0.5 - 1) < 0.2
+
+
+def test_a_study_that_is_done_is_forgotten_when_the_next_one_comes_and_found_again(
+    files: dict[str, Path], tmp_path: Path
+) -> None:
+    states = tmp_path / "states"
+    link = Loop(workers(states, {"north": files["north"]}))
+
+    def samples() -> int:
+        gc.collect()
+        return sum(isinstance(one, SiteSamples) for one in gc.get_objects())
+
+    before = samples()
+    study(tmp_path, "fedper", rounds=2)
+    conduct(study_for(tmp_path / "study.yaml", "trial"), link, ["north"], tmp_path / "first", Events(quiet=True))
+    of_one = samples() - before
+    first = next(m for _, m in link.received if m.about["kind"] == "local" and m.about["round"] == 2)
+    asked = next(m for _, m in link.sent if m.about["kind"] == "local" and m.about["round"] == 2)
+    for rounds in (1, 3):
+        study(tmp_path, "fedper", rounds=rounds)
+        whole = study_for(tmp_path / "study.yaml", "trial")
+        conduct(whole, link, ["north"], tmp_path / str(rounds), Events(quiet=True))
+        assert samples() - before == of_one
+    again = unpack(link.workers["north"].answer(pack(asked.about, asked.arrays)))
+    assert pack({}, again.arrays) == pack({}, first.arrays)
