@@ -10,7 +10,7 @@ pytest.importorskip("h11", reason="needs the extra federation")
 sys.path.insert(0, str(Path(__file__).parent))  # for sites.py
 sys.path.insert(0, str(Path(__file__).parents[2] / "benchmarks"))  # for rehearsal.py
 
-import machines
+import machines as machines_
 import sites
 
 
@@ -26,7 +26,19 @@ def files(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
 
 
 @pytest.fixture(scope="session")
-def launcher() -> Iterator[machines.Launcher]:
-    launcher = machines.Launcher()
+def launcher() -> Iterator[machines_.Launcher]:
+    launcher = machines_.Launcher()
     yield launcher
     launcher.close()
+
+
+@pytest.fixture(scope="module")
+def machines(tmp_path_factory: pytest.TempPathFactory, launcher: machines_.Launcher) -> Iterator[machines_.Machines]:
+    """Five sites that run, and no server yet."""
+    machines = machines_.Machines(tmp_path_factory.mktemp("federation"), launcher)
+    try:
+        for name in sites.NAMES:
+            machines.site(name)
+        yield machines
+    finally:
+        machines.close()

@@ -15,7 +15,7 @@ from pathlib import Path
 import httpx
 import pandas as pd
 import pytest
-from machines import LONG, Launcher, Machines, port
+from machines import LONG, Machines, port
 from sites import NAMES, study
 
 from idiolect.core.version import __version__
@@ -25,17 +25,6 @@ from idiolect.federation.trust.authority import provision
 pytestmark = pytest.mark.skipif(os.name != "posix", reason="signals")
 _METHODS = "fedavg, fedpac, pfedfda, fedcr, fedlda, fedshrink, scaffold"
 _SIDES = ["method", "seed", "round", "client", "stage", "metric", "other"]
-
-
-@pytest.fixture(scope="module")
-def machines(tmp_path_factory: pytest.TempPathFactory, launcher: Launcher) -> Iterator[Machines]:
-    machines = Machines(tmp_path_factory.mktemp("federation"), launcher)
-    try:
-        for name in NAMES:
-            machines.site(name)
-        yield machines
-    finally:
-        machines.close()
 
 
 def _equal(one: pd.DataFrame, other: pd.DataFrame) -> None:

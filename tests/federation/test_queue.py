@@ -5,13 +5,12 @@ from __future__ import annotations
 import os
 import signal
 import time
-from collections.abc import Iterator
 from pathlib import Path
 
 import httpx
 import pandas as pd
 import pytest
-from machines import Launcher, Machines, port
+from machines import Machines, port
 from prometheus_client.parser import text_string_to_metric_families
 from sites import NAMES, study
 
@@ -83,17 +82,6 @@ def test_the_folder_of_a_run_is_not_that_of_several(tmp_path: Path) -> None:
     (tmp_path / ".federation.json").write_text("{}")
     with pytest.raises(InputError, match="holds the run of one study"):
         Queue(tmp_path, tmp_path)
-
-
-@pytest.fixture(scope="module")
-def machines(tmp_path_factory: pytest.TempPathFactory, launcher: Launcher) -> Iterator[Machines]:
-    machines = Machines(tmp_path_factory.mktemp("queue"), launcher)
-    try:
-        for name in NAMES:
-            machines.site(name)
-        yield machines
-    finally:
-        machines.close()
 
 
 def _serve(machines: Machines, *options: object) -> None:
