@@ -67,11 +67,7 @@ def serve(
     """
     server, say, terms = kits.server_kit(kit, out), say or Events(), terms or Terms()
     whole = study_for(study, server.name)
-    again = command(
-        kit, study, out, listen=listen, page=page, metrics_token=metrics_token, terms=terms,
-        sites=len(server.roster.keys()), say=say,
-    )  # fmt: skip
-    with _open(server, whole.name, out, listen, page, metrics_token, terms, watcher, say, again) as program:
+    with _open(server, study, whole.name, out, listen, page, metrics_token, terms, watcher, say) as program:
         return program.run(whole, out)
 
 
@@ -102,12 +98,8 @@ def serve_queue(
         Interrupted: SIGINT or SIGTERM was received; whole rounds are on disk.
     """
     server, say, terms = kits.server_kit(kit, out), say or Events(), terms or Terms()
-    again = command(
-        kit, studies, out, listen=listen, page=page, metrics_token=metrics_token, terms=terms,
-        sites=len(server.roster.keys()), say=say,
-    )  # fmt: skip
     queue, file = Queue(studies, out), out / EVENTS
-    with _open(server, "", out, listen, page, metrics_token, terms, watcher, say, again, queue) as program:
+    with _open(server, studies, "", out, listen, page, metrics_token, terms, watcher, say, queue) as program:
         _make(out)
         say.keep(file)
         say(f"the studies in {studies} run one after the other, in folders of {out}")
@@ -182,8 +174,8 @@ class _Server:
 
 @contextmanager
 def _open(
-    kit: kits.ServerKit, study: str, out: Path, listen: str | None, page: str | None, metrics_token: Path | None,
-    terms: Terms, watcher: Watcher | None, say: Events, again: str, queue: Queue | None = None,
+    kit: kits.ServerKit, study: Path, name: str, out: Path, listen: str | None, page: str | None,
+    metrics_token: Path | None, terms: Terms, watcher: Watcher | None, say: Events, queue: Queue | None = None,
 ) -> Iterator[_Server]:  # fmt: skip
     """Let sites connect, and serve the page."""
     from idiolect.federation.link.server_end import Link, listening
@@ -196,6 +188,9 @@ def _open(
             f"{option('start_with', terms.start)} is not possible with {count} sites, of which each round needs "
             f"{terms.patience.least}"
         )
+    again = command(
+        kit.folder, study, out, listen=listen, page=page, metrics_token=metrics_token, terms=terms, sites=count, say=say
+    )
     try:
         place = listening(kit, listen)
     except ValueError as error:
@@ -209,7 +204,7 @@ def _open(
         overview = None
         if page_address is not None:
             overview = Overview(
-                link, kit.name, study, link.sites, out, say, terms.patience.silence,
+                link, kit.name, name, link.sites, out, say, terms.patience.silence,
                 queue=lambda: [] if queue is None else [entry._asdict() for entry in queue.entries()],
             )  # fmt: skip
             shown = Page(overview.status, kit, page_address, say, idle=overview.idle, metrics_token=token)

@@ -25,6 +25,7 @@ from idiolect.federation.server.run import FILE as RUN
 from idiolect.federation.server.run import Joining, SiteRun, about, offer_of, offered
 from idiolect.federation.server.study import SiteStudy, check_methods
 from idiolect.runs.store import renew
+from idiolect.simulation import Job
 from idiolect.studies import Result, run
 from idiolect.studies.backbones import is_frozen, normalise_of
 from idiolect.studies.progress import Watcher
@@ -119,8 +120,12 @@ def is_complete(study: SiteStudy, out: Path) -> bool:
     site_run = SiteRun.load(out, "restore it, or give the study's file another name")
     if site_run.study != study.to_yaml():
         raise InputError(f"{out} has the run of an earlier version of it: give a changed study another name")
+    return is_finished(study, _jobs(study, site_run), out)
+
+
+def _jobs(study: SiteStudy, site_run: SiteRun) -> list[Job]:
     server_study = study.at_server(site_run)
-    return is_finished(study, [job for _, job in server_study.jobs(server_study.federation())], out)
+    return [job for _, job in server_study.jobs(server_study.federation())]
 
 
 def _grow(study: SiteStudy, joining: Joining, names: Sequence[str], out: Path, say: Events) -> None:
@@ -130,10 +135,7 @@ def _grow(study: SiteStudy, joining: Joining, names: Sequence[str], out: Path, s
     if not newcomers:
         return
     larger = joining.site_run._replace(agreement=before.among(names))
-    jobs = []
-    for site_run in (joining.site_run, larger):
-        server_study = study.at_server(site_run)
-        jobs.append([job for _, job in server_study.jobs(server_study.federation())])
+    jobs = [_jobs(study, site_run) for site_run in (joining.site_run, larger)]
     if is_finished(study, jobs[0], out):  # what is finished stays as it is
         return
     grow(out, *jobs)
