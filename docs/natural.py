@@ -108,6 +108,18 @@ class Found(NamedTuple):
     cell: Cell
     choice: Choice
     each: Mapping[int, SeedResult]
+    """The seeds with a number: not those that diverged."""
+
+    @property
+    def title(self) -> str:
+        """The method, and on how many seeds it has a number where some diverged."""
+        title = methods.get(str(self.cell.where["method"])).title
+        return title if self.whole else f"{title} ({len(self.each)} of {len(SEEDS)} seeds)"
+
+    @property
+    def whole(self) -> bool:
+        """Whether no seed diverged."""
+        return len(self.each) == len(SEEDS)
 
     @property
     def value_SK(self) -> pd.DataFrame:
@@ -136,21 +148,22 @@ def tuned() -> Recipe:
 
 
 def found(recipe: Recipe, source: str) -> dict[str, Found]:
-    """By method, the cells of a source that are measured with all seeds."""
+    """By method, the cells of a source whose seeds have all run to the end or diverged."""
     there = {}
     cells = [c for c in recipe.cells if c.where["source"] == source]
     for cell in searches.with_searches(recipe, cells):
         if content := outcome_files.current(recipe, cell, RESULTS):
             choice = outcome_files.choice(content)
             each = outcome_files.kept_results(recipe, cell, RESULTS)
-            if all(s in each and each[s].value is not None for s in SEEDS):
-                there[str(cell.where["method"])] = Found(cell, choice, {s: each[s] for s in SEEDS})
+            if all(s in each for s in SEEDS):
+                kept = {s: each[s] for s in SEEDS if each[s].value is not None}
+                there[str(cell.where["method"])] = Found(cell, choice, kept)
     return there
 
 
 def gains(one: Found, local: Found) -> pd.DataFrame:
-    """How much better than Local, in points or units: seeds x clients."""
-    return one.sign * (one.value_SK - local.value_SK)
+    """How much better than Local, in points or units: seeds x clients, of the seeds that both have."""
+    return (one.sign * (one.value_SK - local.value_SK)).dropna(how="all")
 
 
 def sure(gain_SK: pd.DataFrame) -> tuple[int, int]:
@@ -175,8 +188,12 @@ def table(there: Mapping[str, Found]) -> list[str]:
         f"| Method | {header(metric)} | worst tenth | {' | '.join(more)} | better than Local by | gain | lose | rate |",
         "| :-- | --: | --: |" + " --: |" * len(more) + " --: | --: | --: | --: |",
     ]
-    best = max(there.values(), key=lambda one: one.sign * one.mean)
+    best = max((one for one in there.values() if one.whole), key=lambda one: one.sign * one.mean, default=None)
     for name, one in there.items():
+        rate = f"{one.choice.values['lr']:g}"
+        if not one.each:
+            lines.append(f"| {one.title} | diverged |{' |' * (len(more) + 4)} {rate} |")
+            continue
         value = f"{one.mean:.1f}"
         facts = [
             one.fact(key)
@@ -190,8 +207,7 @@ def table(there: Mapping[str, Found]) -> list[str]:
             than = [f"{mean:+.1f} ({low:+.1f} to {high:+.1f})", *map(str, sure(gains(one, local)))]
         worst = one.fact("worst_decile")
         row = [
-            methods.get(name).title, f"**{value}**" if one is best else value, f"{worst:.1f}", *cells, *than,
-            f"{one.choice.values['lr']:g}",
+            one.title, f"**{value}**" if one is best else value, f"{worst:.1f}", *cells, *than, rate,
         ]  # fmt: skip
         lines.append("| " + " | ".join(row) + " |")
     return lines
@@ -199,12 +215,12 @@ def table(there: Mapping[str, Found]) -> list[str]:
 
 def by_client(there: Mapping[str, Found], names: Mapping[int, str]) -> list[str]:
     """Each client under every method, where there are few."""
-    first = next(iter(there.values()))
-    clients = list(first.value_SK.columns)
+    shown = [one for one in there.values() if one.each]
+    clients = list(shown[0].value_SK.columns) if shown else []
     if len(clients) > FEW or len(clients) < 2:
         return []
     lines = [f"| Method | {' | '.join(names.get(k, str(k)) for k in clients)} |", "| :-- |" + " --: |" * len(clients)]
-    for name, one in there.items():
+    for one in shown:
         cells = []
         for k in clients:
             low, high = (
@@ -213,7 +229,7 @@ def by_client(there: Mapping[str, Found], names: Mapping[int, str]) -> list[str]
             )
             ends = "" if np.isnan(low) else f" ({low:.0f} to {high:.0f})"
             cells.append(f"{one.value_SK[k].mean():.1f}{ends}")
-        lines.append(f"| {methods.get(name).title} | {' | '.join(cells)} |")
+        lines.append(f"| {one.title} | {' | '.join(cells)} |")
     return ["", "Each client, with the 95 % interval that its number of test samples leaves:", "", *lines]
 
 
@@ -265,9 +281,9 @@ def pooled(there: Mapping[str, Found]) -> list[str]:
 
 def verdict(there: Mapping[str, Found]) -> str:
     """Whether federating helps, in a sentence."""
-    if "local" not in there or len(there) < 2:
+    if "local" not in there or sum(one.whole for one in there.values()) < 2:
         return ""
-    local, others = there["local"], {m: one for m, one in there.items() if m != "local"}
+    local, others = there["local"], {m: one for m, one in there.items() if m != "local" and one.whole}
     name = max(others, key=lambda m: others[m].sign * others[m].mean)
     mean, low, high = paired(gains(others[name], local))
     title, amount = methods.get(name).title, f"{mean:+.1f} ({low:+.1f} to {high:+.1f})"
@@ -332,6 +348,8 @@ def page(recipe: Recipe) -> str:
         "- *ECE*: expected calibration error, 0 is best. *rate*: the learning rate that was chosen.",
         "- The sentence under a table is about the best of the other methods, chosen by these very numbers, which",
         "  flatters it.",
+        "- *(4 of 5 seeds)*: training with the chosen rate diverged on the others. The numbers are those of the seeds",
+        "  that ran to the end, which flatters a method; it is not counted as the best.",
         "- *AUROC*: the area under the ROC curve, of clients whose test samples have both classes.",
         "",
     ]
