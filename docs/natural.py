@@ -7,7 +7,7 @@ python docs/natural.py --pooled       # first measures models of all schools' sa
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import NamedTuple
 
@@ -178,6 +178,11 @@ def paired(gain_SK: pd.DataFrame) -> tuple[float, float, float]:
     return float(gain_SK.to_numpy().mean()), *interval(gain_SK.to_numpy(), np.ones(gain_SK.shape[1]))
 
 
+def best_of(several: Iterable[Found]) -> Found | None:
+    """The best mean, among methods of which no seed diverged."""
+    return max((one for one in several if one.whole), key=lambda one: one.sign * one.mean, default=None)
+
+
 def table(there: Mapping[str, Found]) -> list[str]:
     """A row for each method."""
     first = next(iter(there.values()))
@@ -188,7 +193,7 @@ def table(there: Mapping[str, Found]) -> list[str]:
         f"| Method | {header(metric)} | worst tenth | {' | '.join(more)} | better than Local by | gain | lose | rate |",
         "| :-- | --: | --: |" + " --: |" * len(more) + " --: | --: | --: | --: |",
     ]
-    best = max((one for one in there.values() if one.whole), key=lambda one: one.sign * one.mean, default=None)
+    best = best_of(there.values())
     for name, one in there.items():
         rate = f"{one.choice.values['lr']:g}"
         if not one.each:
@@ -200,11 +205,12 @@ def table(there: Mapping[str, Found]) -> list[str]:
             for key in (("mae", "r2") if numbers else ("accuracy", "calibration_error")[metric == "accuracy" :])
         ]
         cells = ["" if f is None else f"{f:.1f}" if f > 1 else f"{f:.3f}" for f in facts]
-        if local is None or name == "local":
+        if local is None or not local.each or name == "local":
             than = ["", "", ""]
         else:
-            mean, low, high = paired(gains(one, local))
-            than = [f"{mean:+.1f} ({low:+.1f} to {high:+.1f})", *map(str, sure(gains(one, local)))]
+            gain_SK = gains(one, local)
+            mean, low, high = paired(gain_SK)
+            than = [f"{mean:+.1f} ({low:+.1f} to {high:+.1f})", *map(str, sure(gain_SK))]
         worst = one.fact("worst_decile")
         row = [
             one.title, f"**{value}**" if one is best else value, f"{worst:.1f}", *cells, *than, rate,
@@ -281,12 +287,11 @@ def pooled(there: Mapping[str, Found]) -> list[str]:
 
 def verdict(there: Mapping[str, Found]) -> str:
     """Whether federating helps, in a sentence."""
-    if "local" not in there or sum(one.whole for one in there.values()) < 2:
+    local, best = there.get("local"), best_of(one for name, one in there.items() if name != "local")
+    if local is None or not local.each or best is None:
         return ""
-    local, others = there["local"], {m: one for m, one in there.items() if m != "local" and one.whole}
-    name = max(others, key=lambda m: others[m].sign * others[m].mean)
-    mean, low, high = paired(gains(others[name], local))
-    title, amount = methods.get(name).title, f"{mean:+.1f} ({low:+.1f} to {high:+.1f})"
+    mean, low, high = paired(gains(best, local))
+    title, amount = best.title, f"{mean:+.1f} ({low:+.1f} to {high:+.1f})"
     if low > 0:
         return f"**Federating helps**: {title} is better than Local by {amount}."
     if high < 0:
