@@ -255,6 +255,18 @@ def test_who_has_sent_nothing_is_closed_before_who_has(limit: str, tmp_path: Pat
         until(is_gone)  # the oldest of those that have
 
 
+def test_the_limit_holds_for_connections_that_come_all_at_once(tmp_path: Path) -> None:
+    """While the server is busy they queue, and then each has sent its first bytes before it is looked at."""
+    place, most, over = Place(tmp_path), 8, threading.Event()
+    with place.link(limits=Limits(strangers=100, address=most, handshake=100.0)) as link, ExitStack() as stack:
+        link._server.call(over.wait)
+        crowd = [stack.enter_context(_idle(place.address)) for _ in range(200)]
+        for one in crowd:
+            one.sendall(_HELLO)
+        over.set()
+        until(lambda: sum(not _gone(one) for one in crowd) == most)
+
+
 @pytest.mark.parametrize("each", [1, 3, 6])
 def test_a_registered_site_has_so_many_connections_and_the_others_theirs(each: int, tmp_path: Path) -> None:
     place = Place(tmp_path)

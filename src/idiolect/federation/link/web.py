@@ -310,7 +310,8 @@ async def _first_bytes(loop: asyncio.AbstractEventLoop, connection: socket.socke
     there = asyncio.Event()
     loop.add_reader(connection, there.set)
     try:
-        await asyncio.wait_for(there.wait(), seconds)
+        async with asyncio.timeout(seconds):  # wait_for of Python 3.11 can lose a cancellation
+            await there.wait()
     finally:
         loop.remove_reader(connection)
 
