@@ -69,6 +69,7 @@ def tutorial(folder: Path, monkeypatch: pytest.MonkeyPatch) -> Tutorial:
     return Tutorial()
 
 
+@pytest.mark.thorough
 def test_from_a_folder_of_images_to_a_joined_site_and_a_file(tutorial: Tutorial, capsys: Any) -> None:
     done = tutorial.run("Images: a folder for each site")
     assert [line.split()[0] for line in done] == ["describe", "run"]

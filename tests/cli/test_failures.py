@@ -29,6 +29,7 @@ def whole(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return folder
 
 
+@pytest.mark.thorough(but=["0", "4"])
 @pytest.mark.parametrize("write", [0, 1, 2, 4, 8, 12, 14])
 def test_full_disk(idiolect: Command, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, whole: Path, write: int) -> None:
     left, real = write, os.fsync

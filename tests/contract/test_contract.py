@@ -107,6 +107,7 @@ KEEPING = [
 ]  # fmt: skip
 
 
+@pytest.mark.thorough(but=["fedavg-head-*", "ditto-*", "fedrep-*", "fedpac-*", "pfedfda-*"])
 @pytest.mark.parametrize(("name", "pattern", "check"), KEEPING)
 def test_a_method_whose_clients_keep_weights_satisfies(
     name: str, pattern: str, check: str, tmp_path: Path, shared: dict[str, Callable[..., None]]

@@ -56,6 +56,7 @@ def measured(logp_NC: torch.Tensor, y_N: torch.Tensor) -> tuple[float, float]:
     return float((logp_NC.argmax(1) == y_N).double().mean()), float(nll_loss(logp_NC.double(), y_N))
 
 
+@pytest.mark.kinds
 @pytest.mark.parametrize("name", NAMES)
 def test_a_site_that_joins_is_the_simulators_new_client(name, run, recorded, data, tmp_path: Path) -> None:
     run.bundle(name, tmp_path / "b")

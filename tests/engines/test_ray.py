@@ -261,6 +261,7 @@ def test_a_version_is_of_every_bit() -> None:
     assert len(versions) == 5
 
 
+@pytest.mark.thorough
 def test_a_state_is_sent_once(runs_on: Ray, monkeypatch: pytest.MonkeyPatch) -> None:
     """In the first round all states are sent; later only those that a node has not, or no longer has to have."""
     sent: list[tuple[list[int], list[int]]] = []
@@ -313,7 +314,7 @@ def test_the_bits_of_sequential(runs_on: Ray, name: str) -> None:
     _same(job, _run(job, runs_on))
 
 
-@pytest.mark.thorough(but=["pfedfda-groups"])
+@pytest.mark.thorough
 @pytest.mark.parametrize(("name", "kind"), [("pfedfda", "groups"), ("fedshrink", "blocks")])
 def test_the_bits_of_sequential_with_groups(runs_on: Ray, name: str, kind: str) -> None:
     rows = len(DATA.y_R)
@@ -422,6 +423,7 @@ def _family(process: int) -> set[int]:
     return family
 
 
+@pytest.mark.thorough
 def test_a_node_joins_and_is_lost(cluster: Any, runs_on: Ray, capfd: pytest.CaptureFixture[str]) -> None:
     """One node comes after the first round; in the middle of the third all its processes are killed at once."""
     import ray

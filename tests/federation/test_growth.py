@@ -91,7 +91,7 @@ OTHERS = [n for n in methods.names() if n != "local" and not _keeps_each_client(
 @pytest.mark.parametrize(
     "name",
     [n for n in methods.names() if n not in ("local", *OTHERS)]
-    + [pytest.param(n, marks=pytest.mark.kinds) for n in OTHERS],
+    + [pytest.param(n, marks=pytest.mark.thorough(but=["fedavg", "scaffold", "pfedfda"])) for n in OTHERS],
 )
 def test_every_method_takes_on_a_site(name: str, files: Files, tmp_path: Path) -> None:
     study(tmp_path, name, rounds=2)

@@ -68,6 +68,7 @@ def same(one: Tree, other: Tree) -> bool:
     )  # fmt: skip
 
 
+@pytest.mark.kinds
 @pytest.mark.parametrize(("name", "schedule", "round", "rounds", "factor"), OF_METHODS, ids=str)
 def test_a_round_is_that_of_a_lower_rate(name: str, schedule: Schedule, round: int, rounds: int, factor: float) -> None:
     rates = OWN_RATES.get(name, {})

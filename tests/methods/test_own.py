@@ -148,6 +148,7 @@ def test_what_cannot_be_built_is_one_sentence(name: str, why: str) -> None:
     assert not Path("run").exists()
 
 
+@pytest.mark.thorough
 def test_it_runs_in_other_processes_and_goes_on(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """From the command line in a fresh process, with workers; then the run goes on here."""
     monkeypatch.delenv("PYTHONPATH", raising=False)

@@ -265,6 +265,7 @@ def test_seeds_share_one_search(tmp_path: Path) -> None:
     assert len(list(tmp_path.glob("*-tune-*"))) == 1
 
 
+@pytest.mark.thorough(but=["settings1-*"])
 @pytest.mark.parametrize(
     ("settings", "condition"),
     [

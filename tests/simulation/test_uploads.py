@@ -215,6 +215,7 @@ def test_additions_are_of_the_round_and_not_of_the_engine() -> None:
     _bits(_crowd(150), Sequential(), Processes(1), Processes(2), Processes(5))
 
 
+@pytest.mark.thorough(but=["scaffold"])
 @pytest.mark.parametrize("name", ["ditto", "scaffold", "fedcr"])
 def test_additions_of_other_messages(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(adding, "_FEW", 1)
@@ -222,6 +223,7 @@ def test_additions_of_other_messages(name: str, monkeypatch: pytest.MonkeyPatch)
     _bits(job, Sequential(), Processes(2), Processes(5))
 
 
+@pytest.mark.thorough(but=["3", "17"])
 @pytest.mark.parametrize("count", [3, 16, 17, 40])
 def test_the_server_and_workers_add_alike(count: int, monkeypatch: pytest.MonkeyPatch) -> None:
     job = _crowd(count)

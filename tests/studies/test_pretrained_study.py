@@ -255,7 +255,7 @@ def test_a_backbone_that_trains_gives_the_same_numbers_on_every_engine(tmp_path:
     pd.testing.assert_frame_equal(numbers(want), numbers(mapped), rtol=2e-3, atol=1e-4)
 
 
-@pytest.mark.thorough(but=["lora*"])
+@pytest.mark.thorough
 @pytest.mark.parametrize("adapt", ["lora(r=2,dropout=0.2)", "full"])
 def test_a_backbone_for_texts_trains_and_is_not_mapped(tmp_path: Path, adapt: str) -> None:
     folder, frame = write_bert(tmp_path / "bert", hidden_dropout_prob=0.3), reviews()
