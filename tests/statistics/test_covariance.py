@@ -6,7 +6,7 @@ import torch
 from torch.func import vmap
 
 from idiolect.core.errors import InputError
-from idiolect.statistics.covariance import clip_correlation, pack, ridge, shrink, unpack
+from idiolect.statistics.covariance import at_least, clip_correlation, pack, ridge, shrink, unpack
 
 D = 6
 
@@ -59,6 +59,27 @@ def test_clip_correlation(floor):
     np.testing.assert_allclose(out, clipped(cov, floor), atol=1e-12)
     assert np.linalg.eigvalsh(out).min() > -1e-12
     np.testing.assert_allclose(np.diag(out), np.diag(cov), rtol=1e-12)
+
+
+@pytest.mark.parametrize("floor", [0.5, 20.0])
+def test_at_least_is_the_nearest_with_such_eigenvalues(floor):
+    """A projection onto a convex set: no other such matrix lies on the side of the given one."""
+    cov, rng = indefinite(), np.random.default_rng(0)
+    out = at_least(torch.tensor(cov), floor).numpy()
+    assert np.linalg.eigvalsh(out).min() == pytest.approx(floor)
+    for _ in range(50):
+        root = rng.normal(size=(D, D))
+        other = floor * np.eye(D) + rng.exponential(30) * root @ root.T
+        assert np.sum((cov - out) * (other - out)) <= 1e-9 * np.sum(cov**2)
+
+
+@pytest.mark.parametrize("cov", [spd() + np.eye(D), np.full((D, D), np.nan)])
+def test_at_least_leaves_others_to_the_bit(cov):
+    for dtype in (torch.float32, torch.float64):
+        assert torch.equal(
+            at_least(torch.tensor(cov, dtype=dtype), 0.5).nan_to_num(7), torch.tensor(cov, dtype=dtype).nan_to_num(7)
+        )
+    assert torch.equal(at_least(torch.tensor(indefinite()), 0.0), torch.tensor(indefinite()))
 
 
 def test_clip_correlation_leaves_a_good_matrix_to_the_bit():

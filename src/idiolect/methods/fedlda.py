@@ -16,7 +16,6 @@ from idiolect.statistics.gaussian import Gaussian, LinearHead, estimate, interpo
 from idiolect.statistics.moments import Moments, moments, weights_by_class
 from idiolect.training import (
     Batch,
-    add,
     batches,
     cross_entropy_mean,
     features,
@@ -93,7 +92,8 @@ def fedlda(
     Up: increments of theta, mu (C, d), S (d (d + 1) / 2), weighted by n. Down: theta, mu, S. At the client: nothing
     until ``personalise``, which forms the head of the global statistics with the client's own class prior: only the
     bias is personal, and a new client joins by counting its labels. beta is the weight of the **global** estimate
-    (pFedFDA's is of the local).
+    (pFedFDA's is of the local). No eigenvalue of S is below min(1, ridge): S starts at 1 and [3] adds ridge. Noise for
+    privacy can push some lower: the server lifts those below half of it to that half, so that [1] has a solution.
 
     Args:
         task: the problem.
@@ -192,6 +192,10 @@ def fedlda(
 
     def renew(server: Shared, up: Reduced, ids: Tensor) -> tuple[Shared, dict[str, Tensor]]:
         new = tree.add(Shared(*server[:3]), Shared(*up.value[:3]))  # [5]
+        cov_dd = covariance.at_least(covariance.unpack(new.cov, width), min(1.0, ridge) / 2)
+        new = new._replace(cov=covariance.pack(cov_dd))
+        if not recent:
+            return new, {}
         mean_Cd, cov_dd = estimate(up.value.before, everyone(server.before).mean_Cd)
         return new._replace(before=Own(server.body, mean_Cd.to(new.cov), covariance.pack(cov_dd).to(new.cov))), {}
 
@@ -216,4 +220,4 @@ def fedlda(
 
     before = reduce.sum() if recent else ()
     parts = Shared(body=reduce.increment(), mean_Cd=reduce.mean(), cov=reduce.mean(), before=before)  # [5]
-    return Method(init_server, stateless, send, local, parts, renew if recent else add, personalise, predict)  # [5]
+    return Method(init_server, stateless, send, local, parts, renew, personalise, predict)  # [5]

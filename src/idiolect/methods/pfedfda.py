@@ -9,14 +9,13 @@ from pydantic import NonNegativeFloat, PositiveInt
 from torch import Tensor
 from torch.nn.functional import linear, log_softmax
 
-from idiolect.core.method import ClientValue, Data, Down, Method, Task, Up, Weights, keys, reduce, tree
+from idiolect.core.method import ClientValue, Data, Down, Method, Reduced, Task, Up, Weights, keys, reduce, tree
 from idiolect.statistics import covariance
 from idiolect.statistics.gaussian import Gaussian, LinearHead, estimate, interpolate, lda_head, log_prior
 from idiolect.statistics.interpolation import search, search_moments, stratified_folds
 from idiolect.statistics.moments import moments, total, weights_by_class
 from idiolect.training import (
     Batch,
-    add,
     batches,
     cross_entropy_mean,
     features,
@@ -103,7 +102,8 @@ def pfedfda(
     Up: increments of theta, mu (C, d), S (d (d + 1) / 2), weighted by n. Down: theta, mu_g, S_g. At the client: nothing
     until ``personalise``, which estimates, searches beta again and forms the head by forward passes only; a new client
     joins in the same way. With too few samples for two folds beta is 0. beta is the weight of the **local** estimate
-    (FedLDA's is of the global).
+    (FedLDA's is of the global). No eigenvalue of S_g is below min(1, ridge): S_g starts at 1 and [3] adds ridge. Noise
+    for privacy can push some lower: the server lifts those below half of it to that half, so that [1] has a solution.
 
     Args:
         task: the problem.
@@ -234,6 +234,11 @@ def pfedfda(
         z_Bd = network.features(down.shared.body, task.inputs(x_B))
         return log_softmax(linear(z_Bd, *head), -1)
 
+    def renew(server: Shared, up: Reduced, ids: Tensor) -> tuple[Shared, dict[str, Tensor]]:
+        new = tree.add(server, up.value)  # [6]
+        cov_dd = covariance.at_least(covariance.unpack(new.cov, width), min(1.0, ridge) / 2)
+        return new._replace(cov=covariance.pack(cov_dd)), {}
+
     means = reduce.mean("n_C") if class_weighted_means else reduce.mean("n")
     parts = Shared(body=reduce.increment("n"), mean_Cd=means, cov=reduce.mean("n"))  # [6]
-    return Method(init_server, stateless, send, local, parts, add, personalise, predict)  # [6]
+    return Method(init_server, stateless, send, local, parts, renew, personalise, predict)  # [6]

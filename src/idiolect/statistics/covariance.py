@@ -79,6 +79,24 @@ def clip_correlation(cov_dd: Tensor, floor: float = 1e-15) -> Tensor:
     return torch.where(finite, out_dd, torch.nan)
 
 
+def at_least(cov_dd: Tensor, floor: float) -> Tensor:
+    """A covariance without the eigenvalues below ``floor`` that noise has given it: these become ``floor``.
+
+    The nearest matrix (in Frobenius norm) of those that have none below. One that has none comes back to the bit, and
+    one that is not finite too.
+
+    Args:
+        cov_dd: symmetric.
+        floor: above 0, in squared feature units; 0 changes nothing.
+    """
+    cov = cov_dd.double()
+    if not floor or not cov.isfinite().all() or torch.linalg.cholesky_ex(cov - floor * _eye(cov)).info == 0:
+        return cov_dd
+    value_d, vector_dd = torch.linalg.eigh(cov)
+    lifted: Tensor = (vector_dd * value_d.clamp(min=floor)) @ vector_dd.mT
+    return lifted.to(cov_dd.dtype)
+
+
 def pack(cov_dd: Tensor) -> Tensor:
     """The upper triangle of a symmetric matrix, row by row: (d (d + 1) / 2,). This is all that has to be sent."""
     row, column, _ = _places(cov_dd.shape[-1], cov_dd.device)

@@ -1,0 +1,43 @@
+"""FedLDA and pFedFDA under the noise of privacy: their server's covariance stays one."""
+
+from __future__ import annotations
+
+import numpy as np
+import oracle as o
+import pytest
+import torch
+
+from idiolect import methods
+from idiolect.core import tree
+from idiolect.core.reduction import Reduced
+from idiolect.statistics import covariance
+
+
+def aggregated(name: str, ridge: float, increment_dd: np.ndarray) -> np.ndarray:
+    """The server's covariance after a round that changes it by so much; it was the identity."""
+    method = methods.build(name, {"ridge": ridge}, o.task())
+    server = method.init_server(o.key())
+    value = tree.zeros(server)._replace(cov=covariance.pack(torch.tensor(increment_dd)))
+    new, _ = method.aggregate(server, Reduced(value), torch.arange(len(o.IDS)))
+    return covariance.unpack(new.cov, o.WIDTH).numpy()
+
+
+@pytest.mark.parametrize("ridge", [0.2, 1.0, 3.0])
+@pytest.mark.parametrize("name", ["fedlda", "pfedfda"])
+def test_what_noise_pushes_below_the_ridge_is_lifted(name: str, ridge: float) -> None:
+    noise_dd = np.random.default_rng(0).normal(0, 2, (o.WIDTH, o.WIDTH))
+    value_d, vector_dd = np.linalg.eigh(np.eye(o.WIDTH) + noise_dd + noise_dd.T)
+    least = min(1, ridge) / 2
+    assert value_d[0] < 0 < least < value_d[-1]
+    np.testing.assert_allclose(
+        aggregated(name, ridge, noise_dd + noise_dd.T),
+        (vector_dd * np.maximum(value_d, least)) @ vector_dd.T,
+        rtol=1e-6,
+    )
+
+
+@pytest.mark.parametrize("name", ["fedlda", "pfedfda"])
+def test_any_other_is_the_mean_of_the_clients_to_the_bit(name: str) -> None:
+    root_dd = np.random.default_rng(1).normal(size=(o.WIDTH, 2))
+    increment_dd = root_dd @ root_dd.T - 0.4 * np.eye(o.WIDTH)
+    np.testing.assert_array_equal(aggregated(name, 1.0, increment_dd), np.eye(o.WIDTH) + increment_dd)
