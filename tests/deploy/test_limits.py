@@ -115,7 +115,6 @@ print("PEAK", next(int(line.split()[1]) // 1024 for line in open("/proc/self/sta
 
 
 @linux
-@pytest.mark.thorough
 def test_other_huge_counts_are_refused_with_little_memory(bundles: Path, tmp_path: Path) -> None:
     folders = [tmp_path / name.replace(" ", "-") for name in RESEALED]
     for folder, (method, changes) in zip(folders, RESEALED.values(), strict=True):

@@ -423,7 +423,6 @@ def _family(process: int) -> set[int]:
     return family
 
 
-@pytest.mark.thorough
 def test_a_node_joins_and_is_lost(cluster: Any, runs_on: Ray, capfd: pytest.CaptureFixture[str]) -> None:
     """One node comes after the first round; in the middle of the third all its processes are killed at once."""
     import ray

@@ -97,7 +97,6 @@ def test_the_numbers_are_those_of_a_simulation(files: Files, tmp_path: Path) -> 
     _same(deployment.run(), deployment.simulated())
 
 
-@pytest.mark.thorough
 def test_sums_are_opened_although_each_message_meets_a_new_process(files: Files, tmp_path: Path, kit: Path) -> None:
     study(tmp_path, "fedavg, scaffold", rounds=2, secure_aggregation=True)
     deployment = Deployment(tmp_path, files, kit)

@@ -476,7 +476,7 @@ def test_clients_of_pfedfda() -> None:
     assert [len(rows) for rows in whole.test] == [len(rows) for rows in kept.test]
 
 
-@pytest.mark.thorough
+@pytest.mark.thorough(but=["non-iid_1"])
 @pytest.mark.data
 @pytest.mark.parametrize("partition", ["non-iid_1", "non-iid_2"])
 def test_clients_of_fedcr(partition: str) -> None:

@@ -108,7 +108,6 @@ def test_each_method_and_seed_stops_by_the_rule(
     assert {key: final[key] for key in early} == {key: end[1] for key, end in early.items()}
 
 
-@pytest.mark.thorough
 def test_a_resumed_run_stops_where_a_run_without_a_break_does(stopped: idl.Result, tmp_path: Path) -> None:
     class Break(Watcher):
         def __init__(self, after: int) -> None:

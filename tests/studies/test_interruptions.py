@@ -169,7 +169,6 @@ def _checkpoints(out: Path) -> dict[str, int]:
 MOMENTS = [("", 0.3), ("round 1,", 0.3), ("round ", 0.5), ("local: seed 0, round 6|local: 6 of 6", 0.6)]
 
 
-@pytest.mark.thorough
 def test_killed_again_and_again(
     start: Callable[[str], Run], marker: str, whole: bytes, tmp_path: Path, pytestconfig: pytest.Config
 ) -> None:
