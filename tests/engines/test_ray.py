@@ -430,10 +430,12 @@ def test_a_node_joins_and_is_lost(cluster: Any, runs_on: Ray, capfd: pytest.Capt
     job = _job(wait=0.1, ballast=BALLAST)
     came: list[Any] = []
     done: list[int] = []
+    known: set[str] = set()
 
     def on_round(state: State) -> None:
         done.append(state.round)
         if state.round == 1:
+            known.update(node.id for node in runs_on._nodes.values())
             came.append(cluster.add_node(**cluster.size))
         if state.round == 2:  # which did not wait for it
             (coming,) = (node.starting for node in runs_on._nodes.values() if node.id not in known)
@@ -448,7 +450,6 @@ def test_a_node_joins_and_is_lost(cluster: Any, runs_on: Ray, capfd: pytest.Capt
                     os.kill(process, number)
         return False
 
-    known = {node.id for node in runs_on._nodes.values()}
     got = _run(job, runs_on, 4, on_round=on_round, stop=stop)
     _same(job, got, 4)
     (lost,) = runs_on.failures
