@@ -86,7 +86,8 @@ def test_the_choice_is_the_trial_with_the_best_mean_of_both_settings(monkeypatch
     frame = rivals.trials()
     assert rivals.choices(frame) == {m: int(np.nanargmax(sums[m])) + 1 for m in sums if m != "moon"}
     assert "| MOON | 1 of 6 trials are missing |" in "\n".join(rivals.of_trials(frame))
-    assert "408 of 408 runs on the 24 settings are missing." in rivals.page()
+    runs = 24 * len(recipes_of_our_own._FIELD)
+    assert f"{runs} of {runs} runs on the 24 settings are missing." in rivals.page()
 
 
 def test_the_page_of_natural_clients_is_what_results_hold() -> None:
