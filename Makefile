@@ -17,12 +17,12 @@ REST = $(BIN)/python -c 'import tomllib; print(*tomllib.load(open("pyproject.tom
 UV = $(BIN)/uv pip install --quiet --native-tls --python $(BIN)/python --constraint constraints.txt
 INSTALL = $(UV) $(1) || $(PIP) $(1)
 
-.PHONY: run test setup check thorough rounding bench docs lint clean
+.PHONY: run test setup check slow thorough rounding bench docs lint clean
 
 run: $(READY)  ## train seven methods on digits and compare them (about a minute)
 	$(BIN)/idiolect run examples/digits.yaml
 
-test: setup  ## everything that must pass
+test: setup  ## style, types, layers, and every test but the slow ones
 	$(MAKE) --no-print-directory check
 
 setup: $(READY_DEV)  ## .venv with the package, every extra but wandb, and what tests need
@@ -55,9 +55,12 @@ lint: setup
 	$(BIN)/mypy
 	$(BIN)/lint-imports
 
-check: setup  ## what continuous integration runs: style, types, layers, tests
+check: setup  ## the same, once everything is installed
 	$(MAKE) --no-print-directory --jobs 2 lint $(READY_TESTS)
 	$(BIN)/python -m pytest -n 3
+
+slow: setup  ## the tests that take more than half of the time, which make test leaves to continuous integration
+	$(BIN)/python -m pytest -n 3 --slow
 
 thorough: setup  ## every test with every method, those too for which faster ones stand in make test (an hour)
 	$(BIN)/python -m pytest -n 3 --thorough

@@ -1,8 +1,10 @@
-"""How the suite is spread over processes, and what is left to ``pytest --thorough``.
+"""How the suite is spread over processes, and what is left to ``pytest --slow`` and ``pytest --thorough``.
 
 A file's tests stay together, and the longest files begin. Tests that take long, and whose subject a faster one has too,
 are marked ``thorough``, or all their parameters ``but`` some (patterns of their names). What every method goes through
-beside the contract is marked ``kinds``: it is usually run with some methods, whose states have every form.
+beside the contract is marked ``kinds``: it is usually run with some methods, whose states have every form. Of what is
+left, one test in 25 takes more than half of the time: these are listed in slow.txt. ``pytest`` leaves them out, unless
+it is given files or ``-k``, and ``pytest --slow`` runs them and no others.
 """
 
 from __future__ import annotations
@@ -47,7 +49,8 @@ generator, prototypes, statistics, a second network, samples."""
 
 
 def pytest_addoption(parser: pytest.Parser) -> None:
-    parser.addoption("--thorough", action="store_true", help="the tests that take long too, and every method in each")
+    parser.addoption("--slow", action="store_true", help="the tests that tests/slow.txt lists, and no others")
+    parser.addoption("--thorough", action="store_true", help="all tests, with every method in each")
 
 
 @pytest.hookimpl(wrapper=True)
@@ -59,6 +62,15 @@ def pytest_collection() -> Generator[None, Any, Any]:
     finally:
         gc.freeze()
         gc.enable()
+
+
+TESTS = Path(__file__).parent
+SLOW = frozenset((TESTS / "slow.txt").read_text(encoding="utf-8").splitlines())
+
+
+def is_slow(id: str) -> bool:
+    """Whether slow.txt lists a test, its function, or its file."""
+    return not SLOW.isdisjoint((id, id.partition("[")[0], id.partition("::")[0]))
 
 
 def _is_of_kinds(method: str) -> bool:
@@ -78,8 +90,11 @@ def _is_usual(item: pytest.Item) -> bool:
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
     """The longest files first, so that none of them is all that is left at the end."""
     if not config.getoption("thorough"):
-        config.hook.pytest_deselected(items=[item for item in items if not _is_usual(item)])
-        items[:] = filter(_is_usual, items)
+        whole = [Path(arg).resolve() for arg in config.args] == [TESTS] and not config.getoption("keyword")
+        wanted = {True} if config.getoption("slow") else {False} if whole else {True, False}
+        taken = [_is_usual(item) and is_slow(item.nodeid) in wanted for item in items]
+        config.hook.pytest_deselected(items=[item for item, usual in zip(items, taken, strict=True) if not usual])
+        items[:] = [item for item, usual in zip(items, taken, strict=True) if usual]
 
     def place(item: pytest.Item) -> int:
         return next((k for k, name in enumerate(LONGEST) if item.path.as_posix().endswith(name)), len(LONGEST))
@@ -88,7 +103,6 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
 
 
 PAGES = ("html", "page", "report")
-TESTS = Path(__file__).parent
 
 
 @cache

@@ -52,6 +52,13 @@ def test_windows_and_the_readme_run_what_make_lint_runs() -> None:
     assert [command for command in LINT if command not in readme] == []
 
 
+def test_what_is_listed_as_slow_is_there() -> None:
+    for id in (TOP / "tests" / "slow.txt").read_text(encoding="utf-8").splitlines():
+        file, _, name = id.partition("[")[0].partition("::")
+        assert (TOP / file).is_file(), id
+        assert not name or re.search(rf"^(async )?def {name}\(", (TOP / file).read_text(encoding="utf-8"), re.M), id
+
+
 @pytest.mark.parametrize(
     ("recipe", "found"),
     [
