@@ -4,7 +4,7 @@ The reports are of ``pytest -n 3 --junitxml=REPORT``, and of the same with ``--s
 
 A test is slow if it takes more than FACTOR times the mean of all, so that the machine does not matter. ``make test``
 leaves slow tests out, ``make slow`` runs them and nothing else, and continuous integration does both. What a fixture
-costs is counted for the first test that asks for it; so some files and functions are named here.
+costs is counted for the first test that asks for it; so some functions are named here, and files.
 """
 
 from __future__ import annotations
@@ -15,7 +15,10 @@ from xml.etree import ElementTree
 
 LIST = Path(__file__).with_name("slow.txt")
 FACTOR = 5
-WHOLE = ("tests/engines/test_ray.py",)
+WHOLE = (
+    "tests/engines/test_ray.py", "tests/federation/test_hostile_processes.py", "tests/federation/test_processes.py",
+)  # fmt: skip
+"""Files whose tests go on from what the ones before them left."""
 ALWAYS = ("tests/contract/", "tests/test_settings.py",
           "tests/deploy/test_every_method.py::test_a_site_that_joins",
           "tests/federation/test_personal_model.py::test_a_sites_state",
