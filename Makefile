@@ -22,7 +22,7 @@ INSTALL = $(UV) $(1) || $(PIP) $(1)
 run: $(READY)  ## train seven methods on digits and compare them (about a minute)
 	$(BIN)/idiolect run examples/digits.yaml
 
-test: setup  ## style, types, layers, and every test but the slow ones
+test: setup  ## make check, by the name that newcomers look for
 	$(MAKE) --no-print-directory check
 
 setup: $(READY_DEV)  ## .venv with the package, every extra but wandb, and what tests need
@@ -55,7 +55,7 @@ lint: setup
 	$(BIN)/mypy
 	$(BIN)/lint-imports
 
-check: setup  ## the same, once everything is installed
+check: setup  ## style, types, layers, and every test but the slow ones
 	$(MAKE) --no-print-directory --jobs 2 lint $(READY_TESTS)
 	$(BIN)/python -m pytest -n 3
 

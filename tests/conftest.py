@@ -92,9 +92,12 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
     if not config.getoption("thorough"):
         whole = [Path(arg).resolve() for arg in config.args] == [TESTS] and not config.getoption("keyword")
         wanted = {True} if config.getoption("slow") else {False} if whole else {True, False}
-        taken = [_is_usual(item) and is_slow(item.nodeid) in wanted for item in items]
-        config.hook.pytest_deselected(items=[item for item, usual in zip(items, taken, strict=True) if not usual])
-        items[:] = [item for item, usual in zip(items, taken, strict=True) if usual]
+
+        def taken(item: pytest.Item) -> bool:
+            return _is_usual(item) and is_slow(item.nodeid) in wanted
+
+        config.hook.pytest_deselected(items=[item for item in items if not taken(item)])
+        items[:] = filter(taken, items)
 
     def place(item: pytest.Item) -> int:
         return next((k for k, name in enumerate(LONGEST) if item.path.as_posix().endswith(name)), len(LONGEST))

@@ -18,13 +18,13 @@ FACTOR = 5
 WHOLE = (
     "tests/engines/test_ray.py", "tests/federation/test_hostile_processes.py", "tests/federation/test_processes.py",
 )  # fmt: skip
-"""Files whose tests go on from what the ones before them left."""
+"""Files whose tests share what costs most, or go on from what the ones before them left."""
 ALWAYS = ("tests/contract/", "tests/test_settings.py",
           "tests/deploy/test_every_method.py::test_a_site_that_joins",
           "tests/federation/test_personal_model.py::test_a_sites_state",
           "tests/deploy/test_global_model.py::test_a_site_of_each_kind",
           "tests/cli/test_help_and_lists.py")  # fmt: skip
-"""What no one should have to wait for continuous integration to see."""
+"""What each change should see at once, and functions whose first test pays for what their whole file shares."""
 
 
 def slow(reports: list[Path]) -> list[str]:

@@ -197,7 +197,7 @@ def _trial(where: Mapping[str, Any], one: Use) -> Cell:
 
 
 def table6() -> Recipe:
-    """What papers compare with most, the four papers' methods and FedShrink, tuned alike: own/table1, other clients."""
+    """What papers compare with most, the four papers' methods and FedShrink, tuned alike on own/table1's settings."""
     cells = [_chosen(where, method) for where in _conditions() for method in _FIELD]
     return Recipe(
         "own/table6", "", "results", tuple(cells), assumptions=("The protocol is docs/results/rivals.md. One seed, 0.",)
@@ -208,5 +208,5 @@ def _chosen(where: Mapping[str, Any], method: str) -> Cell:
     """A cell with the settings that the trials chose."""
     if method not in _CHOICES:
         return Cell({**where, "method": method}, absent="its settings are not chosen yet: see own/development")
-    c = cell({**where, "method": method}, {**_settings(where), "data_seed": _NEW_CLIENTS}, method)
+    c = cell({**where, "method": method}, _settings(where) | {"data_seed": _NEW_CLIENTS}, method)
     return _with_use(c, _trials(method)[_CHOICES[method] - 1])
