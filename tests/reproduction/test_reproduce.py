@@ -563,6 +563,15 @@ def test_seeds_add_up_in_a_file(tmp_path: Path) -> None:
     assert list(json.loads(path.read_text())["seeds"]) == ["1", "2"]
 
 
+def test_a_file_has_options_to_the_last_digit(tmp_path: Path) -> None:
+    """As a search chooses them: a rounded one would be another study's, and the run would be made again."""
+    cell = made("fedprox:mu=0.00123456789", 99.0)
+    recipe = Recipe("fedpac/table1", "a table", "results", (cell,))
+    (one,) = run([cell], tmp_path / "cells")
+    outcome_files.keep(recipe, one, tmp_path / "results")
+    assert list(outcome_files.kept_results(recipe, cell, tmp_path / "results")) == [0]
+
+
 def test_what_the_files_have_is_not_run_again(tmp_path: Path) -> None:
     both = (made("local", 99.0), made("fedavg", 99.0, lr=1e6))
     recipe = Recipe("fedpac/table1", "a table", "results", both)

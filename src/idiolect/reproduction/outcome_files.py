@@ -174,7 +174,7 @@ def _error(path: Path, error: Exception) -> InputError:
 
 def _text(content: Mapping[str, Any]) -> str:
     """JSON, in which a mapping of numbers is one line."""
-    exact = {name: content[name] for name in ("tuned",) if name in content}  # choices are not rounded
+    exact = {name: content[name] for name in ("tuned", "study") if name in content}  # what was chosen is not rounded
     text = json.dumps(_round(content) | exact, indent=1, ensure_ascii=False)
     numbers = r'\{(?:\n *"\w+": [-\w.+]+,?)+\n *\}'
     return re.sub(numbers, lambda match: "{" + " ".join(match[0][1:-1].split()) + "}", text) + "\n"
