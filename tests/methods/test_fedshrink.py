@@ -24,6 +24,8 @@ MEAN = RNG.normal(size=(o.CLASSES, o.WIDTH))
 ROOT = RNG.normal(size=(o.WIDTH, o.WIDTH))
 COV = ROOT @ ROOT.T / o.WIDTH + 0.2 * np.eye(o.WIDTH)
 SPREAD = 0.3
+SHARE = np.array([0.4, 0.3, 0.2, 0.1])
+AGREEMENT = 0.45
 TEST = RNG.normal(size=(7, o.INPUTS))
 HEADS = [("shrunk", 0.1), ("shrunk", 0.3), ("shrunk", 1.0), ("shrunk", 3.0), ("everyone", 1.0), ("own", 1.0)]
 """Which means, and how many times the ridge."""
@@ -34,12 +36,34 @@ def build(options: dict[str, Any], task: Any = None) -> Any:
 
 
 def option(options: dict[str, Any], name: str) -> Any:
-    return options.get(name, {"ridge": 0.3, "alignment": 3.0}[name])
+    return options.get(name, {"ridge": 0.3, "alignment": 3.0, "head_ridge": 0.13}[name])
+
+
+def total() -> float:
+    """The variance of features of a sample of any class."""
+    apart = MEAN - SHARE @ MEAN
+    return float(np.trace(COV) + SHARE @ (apart**2).sum(1))
+
+
+def of_heads(options: dict[str, Any]) -> float:
+    """The ridge of personal heads, in squared feature units."""
+    return float(option(options, "head_ridge") * total())
 
 
 def state() -> Any:
     packed = covariance.pack(torch.tensor(COV))
-    return fedshrink.Shared(o.body_of(BODY), torch.tensor(MEAN), packed, torch.tensor(SPREAD))
+    return fedshrink.Shared(
+        o.body_of(BODY), torch.tensor(MEAN), packed, torch.tensor(SPREAD), torch.tensor(SHARE), torch.tensor(AGREEMENT)
+    )
+
+
+def received(mean: np.ndarray, cov: np.ndarray, spread: float) -> Any:
+    """What the server sends of features that are the inputs."""
+    classes = len(mean)
+    return fedshrink.Shared(
+        {}, torch.tensor(mean), covariance.pack(torch.tensor(cov)), torch.tensor(spread),
+        torch.full((classes,), 1 / classes), torch.tensor(1 / classes),
+    )  # fmt: skip
 
 
 def fold_of(y: np.ndarray, folds: int) -> np.ndarray:
@@ -68,10 +92,10 @@ class PoolJob(NamedTuple):
     trust: np.ndarray
 
 
-def pool(z: np.ndarray, y: np.ndarray, how: str, options: dict[str, Any]) -> PoolJob:
+def pool(z: np.ndarray, y: np.ndarray, how: str, options: dict[str, Any], ridge: float) -> PoolJob:
     """Equations [1] to [5], class by class."""
     n, a, b = len(y), options.get("spread_samples", 100), options.get("covariance_samples", 100)
-    inverse = np.linalg.inv(COV + option(options, "ridge") * np.eye(o.WIDTH))
+    inverse = np.linalg.inv(COV + ridge * np.eye(o.WIDTH))
     q, noise = 0.0, np.trace(inverse @ COV)
     scatter = np.zeros_like(COV)
     for c in np.unique(y):
@@ -93,6 +117,16 @@ def head(p: PoolJob, logprior: np.ndarray, ridge: float) -> tuple[np.ndarray, np
     return o.lda(p.mean, p.cov + ridge * np.eye(o.WIDTH), logprior)
 
 
+def frequencies(y: np.ndarray) -> np.ndarray:
+    """Of the classes at a client with such samples, by a Dirichlet prior about everyone's."""
+    concentration = (1 - AGREEMENT) / (AGREEMENT - (SHARE**2).sum())
+    return (np.bincount(y, minlength=o.CLASSES) + concentration * SHARE) / (len(y) + concentration)
+
+
+def smoothed(share: np.ndarray) -> np.ndarray:
+    return np.log((share + 1e-4) / (share + 1e-4).sum())
+
+
 @pytest.mark.parametrize(
     "options",
     [
@@ -104,6 +138,7 @@ def head(p: PoolJob, logprior: np.ndarray, ridge: float) -> tuple[np.ndarray, np
         {"ridge": 1.5},
         {"alignment": 0.0},
         {"alignment": 20.0},
+        {"memory": 0.8},
     ],
     ids=str,
 )
@@ -111,10 +146,10 @@ def test_round(options: dict[str, Any]) -> None:
     method = build(options)
     infos = [method.local(o.one(method, state(), k), (), o.data(*ROWS[k]), o.key(k))[2] for k in o.IDS]
     server, _, up, _ = o.round_of(method, state(), dict.fromkeys(o.IDS, ()), ROWS)
-    bodies, pooled = [], []
+    bodies, pooled, agreements = [], [], []
     for at, k in enumerate(o.IDS):
         x, y = ROWS[k]
-        p = pool(o.embed(BODY, x), y, options.get("train_with", "shrunk"), options)
+        p = pool(o.embed(BODY, x), y, options.get("train_with", "shrunk"), options, option(options, "ridge"))
         w, b = head(p, o.prior(y, o.CLASSES), option(options, "ridge"))
         losses: list[float] = []
 
@@ -134,19 +169,33 @@ def test_round(options: dict[str, Any]) -> None:
         sent = tree.rows(up, at)
         close(sent.value.body["0.weight"], body["W"] - BODY["W"])
         close(sent.value.body["0.bias"], body["b"] - BODY["b"])
-        close(sent.value.mean_Cd, p.own_mean - MEAN)
-        close(covariance.unpack(sent.value.cov, o.WIDTH), p.own_cov - COV)
-        close(sent.value.spread, p.q - SPREAD)
-        close(sent.weight.n, len(y))
-        close(sent.weight.n_C, np.bincount(y, minlength=o.CLASSES))
+        count, size = np.bincount(y, minlength=o.CLASSES), fedshrink.SCALE
+        close(sent.value.mean_Cd, size.mean_Cd * (count / len(y))[:, None] * (p.own_mean - MEAN) / total() ** 0.5)
+        close(covariance.unpack(sent.value.cov, o.WIDTH), size.cov * (p.own_cov - COV) / total())
+        close(sent.value.spread, size.spread * (p.q - SPREAD))
+        close(sent.value.share_C, size.share_C * (count / len(y) - SHARE))
+        pairs = [(a, b) for a in range(len(y)) for b in range(len(y)) if a != b]
+        alike = np.mean([y[a] == y[b] for a, b in pairs])
+        close(sent.value.agreement, size.agreement * (alike - AGREEMENT))
+        close(sent.weight, len(y))
+        agreements.append(alike)
         bodies.append(body)
         pooled.append(p)
     n = [o.SIZES[k] for k in o.IDS]
     close(server.body["0.weight"], o.average([p["W"] for p in bodies], n))
-    close(covariance.unpack(server.cov, o.WIDTH), o.average([p.own_cov for p in pooled], n))
-    close(server.spread, o.average([np.asarray(p.q) for p in pooled], n))
     x, y = (np.concatenate([ROWS[k][part] for k in o.IDS]) for part in (0, 1))
-    close(server.mean_Cd, o.class_means(o.embed(BODY, x), y, MEAN))  # of all samples in one place
+    old = options.get("memory", 0.0)
+
+    def blend(before: Any, now: Any) -> Any:
+        return old * before + (1 - old) * now
+
+    close(covariance.unpack(server.cov, o.WIDTH), blend(COV, o.average([p.own_cov for p in pooled], n)))
+    close(server.spread, blend(SPREAD, np.average([p.q for p in pooled], weights=n)))
+    now = np.bincount(y, minlength=o.CLASSES) / len(y)
+    close(server.share_C, blend(SHARE, now))
+    close(server.agreement, blend(AGREEMENT, np.average(agreements, weights=n)))
+    step = (1 - old) * now / blend(SHARE, now)  # without memory: to the means of all samples in one place
+    close(server.mean_Cd, MEAN + step[:, None] * (o.class_means(o.embed(BODY, x), y, MEAN) - MEAN))
 
 
 @pytest.mark.parametrize(("scale", "spread"), [(50, SPREAD), (1, -0.05), (50, -0.05)])
@@ -156,7 +205,7 @@ def test_a_spread_below_0_counts_as_0_in_fedshrink(
     """Where the covariance is larger than the samples', their means seem nearer to everyone's than noise lets them."""
     monkeypatch.setitem(globals(), "COV", scale * COV)
     monkeypatch.setitem(globals(), "SPREAD", spread)
-    q = [pool(o.embed(BODY, x), y, "shrunk", {}).q for x, y in ROWS]
+    q = [pool(o.embed(BODY, x), y, "shrunk", {}, 0.3).q for x, y in ROWS]
     assert (min(q) < 0) == (scale > 1)
     test_round({})
 
@@ -176,15 +225,18 @@ def held_out(z: np.ndarray, y: np.ndarray, ridge: float, options: dict[str, Any]
     for f in range(folds):
         there, here = fold != f, fold == f
         for k, (how, times) in enumerate(HEADS):
-            w, b = head(pool(z[there], y[there], how, options), logprior, times * ridge)
+            prior = smoothed(frequencies(y[there])) if how == "everyone" else logprior
+            w, b = head(pool(z[there], y[there], how, options, ridge), prior, times * ridge)
             out[here, k] = -o.errors(z[here] @ w.T + b, y[here])
     return out
 
 
-@pytest.mark.parametrize("options", [{}, {"share_samples": 2.0}, {"folds": 3}, {"ridge": 1.5}], ids=str)
+@pytest.mark.parametrize(
+    "options", [{}, {"share_samples": 2.0}, {"folds": 3}, {"head_ridge": 0.6}, {"ridge": 1.5}], ids=str
+)
 def test_personal_predictions(options: dict[str, Any]) -> None:
     method = build(options)
-    ridge, even = option(options, "ridge"), options.get("share_samples", 20.0) / len(HEADS)
+    ridge, even = of_heads(options), options.get("share_samples", 20.0) / len(HEADS)
     for k in range(len(o.SIZES) - 1):  # the last has too few samples of a class for each fold to see it
         x, y = ROWS[k]
         z = o.embed(BODY, x)
@@ -203,7 +255,8 @@ def test_personal_predictions(options: dict[str, Any]) -> None:
         p = sum(
             a * np.exp(log_softmax(o.embed(BODY, TEST) @ w.T + b, 1))
             for a, (how, times) in zip(share, HEADS, strict=True)
-            for w, b in [head(pool(z, y, how, options), o.prior(y, o.CLASSES), times * ridge)]
+            for prior in [smoothed(frequencies(y)) if how == "everyone" else o.prior(y, o.CLASSES)]
+            for w, b in [head(pool(z, y, how, options, ridge), prior, times * ridge)]
         )
         close(method.predict(down, client, torch.tensor(TEST)), np.log(p))
 
@@ -214,14 +267,15 @@ def test_one_head(how: str) -> None:
     x, y = ROWS[0]
     down = o.one(method, state(), 0)
     client = method.personalise(down, (), o.data(x, y), o.key())
-    w, b = head(pool(o.embed(BODY, x), y, how, {}), o.prior(y, o.CLASSES), 0.3)
+    prior = smoothed(frequencies(y)) if how == "everyone" else o.prior(y, o.CLASSES)
+    w, b = head(pool(o.embed(BODY, x), y, how, {}, of_heads({})), prior, of_heads({}))
     logp = log_softmax(o.embed(BODY, TEST) @ w.T + b, 1)
     close(method.predict(down, client, torch.tensor(TEST)), logp)
 
 
 def test_a_client_without_a_model_gets_everyones_head() -> None:
     method = build({})
-    w, b = o.lda(MEAN, COV + 0.3 * np.eye(o.WIDTH), np.log(np.full(o.CLASSES, 1 / o.CLASSES)))
+    w, b = o.lda(MEAN, COV + of_heads({}) * np.eye(o.WIDTH), smoothed(SHARE))
     logp = log_softmax(o.embed(BODY, TEST) @ w.T + b, 1)
     close(method.predict(o.one(method, state(), 0), (), torch.tensor(TEST)), logp)
 
@@ -232,10 +286,9 @@ def test_shrunk_means_are_nearer_to_the_truth_than_both() -> None:
     rng = np.random.default_rng(3)
     network = o.Network(lambda: (torch.nn.Identity(), torch.nn.Linear(d, 3)), (d,))
     task = o.Task(network, 3, clients, o.task().training)
-    method = build({"personal": "shrunk", "ridge": 1e-6}, task)
+    method = build({"personal": "shrunk", "head_ridge": 1e-9}, task)
     mean = rng.normal(size=(3, d))
-    packed = covariance.pack(torch.eye(d))
-    down = o.Down(shared=fedshrink.Shared({}, torch.tensor(mean), packed, torch.tensor(spread)))
+    down = o.Down(shared=received(mean, np.eye(d), spread))
     errors = np.zeros(3)
     for client in range(clients):
         true = mean + np.sqrt(spread) * rng.normal(size=(3, d))
@@ -244,7 +297,7 @@ def test_shrunk_means_are_nearer_to_the_truth_than_both() -> None:
         heads = method.personalise(down, (), o.data(x, y), o.key(client)).heads
         own = o.class_means(x, y, mean)
         centred = x - own[y]
-        cov = (centred.T @ centred + 100 * np.eye(d)) / (len(y) + 100) + 1e-6 * np.eye(d)
+        cov = (centred.T @ centred + 100 * np.eye(d)) / (len(y) + 100)
         cov = (1 - 1e-4) * cov + 1e-4 * np.trace(cov) / d * np.eye(d)
         pooled = heads.weight_Cd[0].numpy() @ cov  # w_c = S_i^-1 mu_ic
         errors += [((guess - true) ** 2).mean() for guess in (pooled, mean, own)]
@@ -263,9 +316,7 @@ def test_the_spread_that_clients_of_fedshrink_find_is_the_true_one_whatever_the_
     root = rng.normal(size=(d, d)) / np.sqrt(d)
     cov, mean = root @ root.T + 0.1 * np.eye(d), rng.normal(size=(classes, d))
     draw = np.linalg.cholesky(cov)
-    down = o.Down(
-        shared=fedshrink.Shared({}, torch.tensor(mean), covariance.pack(torch.tensor(cov)), torch.tensor(0.0))
-    )
+    down = o.Down(shared=received(mean, cov, 0.0))
     for ridge in (0.01, 3.0):
         method = methods.build("fedshrink", {"ridge": ridge}, task)
         found = []
@@ -274,6 +325,6 @@ def test_the_spread_that_clients_of_fedshrink_find_is_the_true_one_whatever_the_
             y = np.repeat(np.arange(classes), [2, 6, 12])
             x = true[y] + rng.normal(size=(len(y), d)) @ draw.T
             up = method.local(down, (), o.data(x, y), o.key(client))[1]
-            found.append(float(up.value.spread))
+            found.append(float(up.value.spread) / fedshrink.SCALE.spread)
         assert abs(np.mean(found) - spread) < 4 * np.std(found) / np.sqrt(clients)
         assert np.std(found) < 0.5
