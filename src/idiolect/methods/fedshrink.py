@@ -32,7 +32,7 @@ from idiolect.training import (
 
 Means = Literal["shrunk", "everyone", "own"]
 PERSONAL = ("personal", "folds", "share_samples", "head_ridge")
-SEARCH = {"ridge": "0.03..3:log", "alignment": "0.3..30:log"}
+SEARCH = {"ridge": "0.03..3:log", "alignment": "0.3..30:log", "head_ridge": "0.02..0.5:log"}
 REPORTS = {
     "trust": ClientValue(
         name="trust in its own means",
