@@ -10,7 +10,7 @@ import pytest
 import torch
 from oracle import close
 from scipy.optimize import minimize
-from scipy.special import log_softmax
+from scipy.special import log_softmax, softmax
 
 from idiolect import methods
 from idiolect.core import tree
@@ -26,9 +26,12 @@ COV = ROOT @ ROOT.T / o.WIDTH + 0.2 * np.eye(o.WIDTH)
 SPREAD = 0.3
 SHARE = np.array([0.4, 0.3, 0.2, 0.1])
 AGREEMENT = 0.45
+LINEAR = 0.3 * RNG.normal(size=(o.CLASSES, o.WIDTH + 1))
 TEST = RNG.normal(size=(7, o.INPUTS))
 HEADS = [("shrunk", 0.1), ("shrunk", 0.3), ("shrunk", 1.0), ("shrunk", 3.0), ("everyone", 1.0), ("own", 1.0)]
 """Which means, and how many times the ridge."""
+EXPERTS = len(HEADS) + 2
+"""With everyone's linear head and the client's own."""
 
 
 def build(options: dict[str, Any], task: Any = None) -> Any:
@@ -53,8 +56,9 @@ def of_heads(options: dict[str, Any]) -> float:
 def state() -> Any:
     packed = covariance.pack(torch.tensor(COV))
     return fedshrink.Shared(
-        o.body_of(BODY), torch.tensor(MEAN), packed, torch.tensor(SPREAD), torch.tensor(SHARE), torch.tensor(AGREEMENT)
-    )
+        o.body_of(BODY), torch.tensor(MEAN), packed, torch.tensor(SPREAD), torch.tensor(SHARE),
+        torch.tensor(AGREEMENT), torch.tensor(LINEAR),
+    )  # fmt: skip
 
 
 def received(mean: np.ndarray, cov: np.ndarray, spread: float) -> Any:
@@ -62,7 +66,7 @@ def received(mean: np.ndarray, cov: np.ndarray, spread: float) -> Any:
     classes = len(mean)
     return fedshrink.Shared(
         {}, torch.tensor(mean), covariance.pack(torch.tensor(cov)), torch.tensor(spread),
-        torch.full((classes,), 1 / classes), torch.tensor(1 / classes),
+        torch.full((classes,), 1 / classes), torch.tensor(1 / classes), torch.zeros(classes, 1 + mean.shape[1]),
     )  # fmt: skip
 
 
@@ -123,6 +127,34 @@ def frequencies(y: np.ndarray) -> np.ndarray:
     return (np.bincount(y, minlength=o.CLASSES) + concentration * SHARE) / (len(y) + concentration)
 
 
+def long(z: np.ndarray) -> np.ndarray:
+    """Features of a variance near 1, and a 1."""
+    return np.column_stack([z * np.sqrt(o.WIDTH / total()), np.ones(len(z))])
+
+
+def slope(u: np.ndarray, z: np.ndarray, y: np.ndarray, logprior: np.ndarray) -> np.ndarray:
+    """Gradient of the sum of the log-probabilities, sample by sample."""
+    out = np.zeros_like(u)
+    for row, label in zip(long(z), y, strict=True):
+        out += np.outer(np.eye(len(u))[label] - softmax(u @ row + logprior), row)
+    return out
+
+
+def own_linear(z: np.ndarray, y: np.ndarray, logprior: np.ndarray) -> np.ndarray:
+    """Equation [14]."""
+    u, samples = LINEAR, 15.0
+    bound = 0.5 * sum(np.outer(row, row) for row in long(z)) + samples * np.eye(o.WIDTH + 1)
+    for _ in range(20):
+        u = u + np.linalg.solve(bound, (slope(u, z, y, logprior) - samples * (u - LINEAR)).T).T
+    return u
+
+
+def linear_logits(z: np.ndarray, of: np.ndarray, y: np.ndarray, logprior: np.ndarray) -> list[np.ndarray]:
+    """Log-probabilities of ``of`` by both linear heads of a client with samples (z, y)."""
+    everyones = log_softmax(long(of) @ LINEAR.T + smoothed(frequencies(y)), 1)
+    return [everyones, log_softmax(long(of) @ own_linear(z, y, logprior).T + logprior, 1)]
+
+
 def smoothed(share: np.ndarray) -> np.ndarray:
     return np.log((share + 1e-4) / (share + 1e-4).sum())
 
@@ -146,7 +178,7 @@ def test_round(options: dict[str, Any]) -> None:
     method = build(options)
     infos = [method.local(o.one(method, state(), k), (), o.data(*ROWS[k]), o.key(k))[2] for k in o.IDS]
     server, _, up, _ = o.round_of(method, state(), dict.fromkeys(o.IDS, ()), ROWS)
-    bodies, pooled, agreements = [], [], []
+    bodies, pooled, agreements, slopes = [], [], [], []
     for at, k in enumerate(o.IDS):
         x, y = ROWS[k]
         p = pool(o.embed(BODY, x), y, options.get("train_with", "shrunk"), options, option(options, "ridge"))
@@ -177,6 +209,9 @@ def test_round(options: dict[str, Any]) -> None:
         pairs = [(a, b) for a in range(len(y)) for b in range(len(y)) if a != b]
         alike = np.mean([y[a] == y[b] for a, b in pairs])
         close(sent.value.agreement, size.agreement * (alike - AGREEMENT))
+        steep = slope(LINEAR, o.embed(BODY, x), y, o.prior(y, o.CLASSES)) / len(y)
+        close(sent.value.linear_CD, size.linear_CD * steep / o.WIDTH**0.5)
+        slopes.append(steep)
         close(sent.weight, len(y))
         agreements.append(alike)
         bodies.append(body)
@@ -196,6 +231,13 @@ def test_round(options: dict[str, Any]) -> None:
     close(server.agreement, blend(AGREEMENT, np.average(agreements, weights=n)))
     step = (1 - old) * now / blend(SHARE, now)  # without memory: to the means of all samples in one place
     close(server.mean_Cd, MEAN + step[:, None] * (o.class_means(o.embed(BODY, x), y, MEAN) - MEAN))
+    share, mean, cov = server.share_C.numpy(), server.mean_Cd.numpy(), covariance.unpack(server.cov, o.WIDTH).numpy()
+    root = np.linalg.cholesky(cov)
+    points = [m + side * np.sqrt(o.WIDTH) * v for m in mean for v in root.T for side in (-1, 1)]  # with that covariance
+    rows = long(np.stack(points))
+    outer = (rows * np.repeat(share / share.sum(), 2 * o.WIDTH)[:, None]).T @ rows / (2 * o.WIDTH)
+    up = (1 - old) * (o.average(slopes, n) - 0.02 * LINEAR)
+    close(server.linear_CD, LINEAR + np.linalg.solve(0.5 * outer + 0.02 * np.eye(o.WIDTH + 1), up.T).T)
 
 
 @pytest.mark.parametrize(("scale", "spread"), [(50, SPREAD), (1, -0.05), (50, -0.05)])
@@ -221,13 +263,15 @@ def held_out(z: np.ndarray, y: np.ndarray, ridge: float, options: dict[str, Any]
     """Log-probabilities (N, K) of the labels, each by heads that have not seen its fold."""
     folds = options.get("folds", 5)
     fold, logprior = fold_of(y, folds), o.prior(y, o.CLASSES)
-    out = np.zeros((len(y), len(HEADS)))
+    out = np.zeros((len(y), EXPERTS))
     for f in range(folds):
         there, here = fold != f, fold == f
         for k, (how, times) in enumerate(HEADS):
             prior = smoothed(frequencies(y[there])) if how == "everyone" else logprior
             w, b = head(pool(z[there], y[there], how, options, ridge), prior, times * ridge)
             out[here, k] = -o.errors(z[here] @ w.T + b, y[here])
+        for k, logp in enumerate(linear_logits(z[there], z[here], y[there], logprior), len(HEADS)):
+            out[here, k] = logp[np.arange(here.sum()), y[here]]
     return out
 
 
@@ -236,7 +280,7 @@ def held_out(z: np.ndarray, y: np.ndarray, ridge: float, options: dict[str, Any]
 )
 def test_personal_predictions(options: dict[str, Any]) -> None:
     method = build(options)
-    ridge, even = of_heads(options), options.get("share_samples", 20.0) / len(HEADS)
+    ridge, even = of_heads(options), options.get("share_samples", 20.0) / EXPERTS
     for k in range(len(o.SIZES) - 1):  # the last has too few samples of a class for each fold to see it
         x, y = ROWS[k]
         z = o.embed(BODY, x)
@@ -248,16 +292,18 @@ def test_personal_predictions(options: dict[str, Any]) -> None:
             a = np.exp(log_softmax(free))
             return -float(np.log(held @ a).sum() + even * np.log(a).sum())
 
-        best = minimize(cost, np.zeros(len(HEADS)), tol=1e-10)
+        best = minimize(cost, np.zeros(EXPERTS), tol=1e-10)
         share = client.share_K.numpy()
         close(share.sum(), 1.0)
         close(share, np.exp(log_softmax(best.x)), rtol=0, atol=5e-3)
         p = sum(
             a * np.exp(log_softmax(o.embed(BODY, TEST) @ w.T + b, 1))
-            for a, (how, times) in zip(share, HEADS, strict=True)
+            for a, (how, times) in zip(share[: len(HEADS)], HEADS, strict=True)
             for prior in [smoothed(frequencies(y)) if how == "everyone" else o.prior(y, o.CLASSES)]
             for w, b in [head(pool(z, y, how, options, ridge), prior, times * ridge)]
         )
+        linear = linear_logits(z, o.embed(BODY, TEST), y, o.prior(y, o.CLASSES))
+        p += sum(a * np.exp(logp) for a, logp in zip(share[len(HEADS) :], linear, strict=True))
         close(method.predict(down, client, torch.tensor(TEST)), np.log(p))
 
 

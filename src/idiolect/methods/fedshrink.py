@@ -11,7 +11,7 @@ from torch.nn.functional import linear
 
 from idiolect.core.method import ClientValue, Data, Down, Method, Reduced, Task, Up, Weights, keys, reduce, tree
 from idiolect.methods._fedshrink_numbers import of_numbers
-from idiolect.statistics import class_shares, covariance, label_pairs, mixture
+from idiolect.statistics import class_shares, covariance, label_pairs, logistic, mixture
 from idiolect.statistics.gaussian import Gaussian, LinearHead, estimate, lda_head, log_prior
 from idiolect.statistics.mixture import Mixture
 from idiolect.statistics.moments import Moments, moments, weights_by_class
@@ -43,6 +43,7 @@ REPORTS = {
         limits=(0.0, 1.0),
     )
 }
+_LINEAR, _LINEAR_SAMPLES = 0.02, 15.0
 _HEADS: tuple[tuple[Means, float], ...] = (
     ("shrunk", 0.1), ("shrunk", 0.3), ("shrunk", 1.0), ("shrunk", 3.0), ("everyone", 1.0), ("own", 1.0),
 )  # fmt: skip
@@ -61,9 +62,12 @@ class Shared(NamedTuple):
     """Class frequencies; of each label, where a sample can have several."""
     agreement: Tensor
     """How often two samples of a client are of one class."""
+    linear_CD: Tensor
+    """Everyone's linear head (C, d + 1), for features of which each has a variance near 1; the last is the bias. A
+    client sends a gradient in its place."""
 
 
-SCALE = Shared({}, 0.3, 1.0, 0.1, 0.3, 0.3)  # type: ignore[arg-type]
+SCALE = Shared({}, 0.3, 1.0, 0.1, 0.3, 0.3, 0.3)  # type: ignore[arg-type]
 """Of what is sent, in the order of ``Shared``."""
 
 
@@ -103,7 +107,7 @@ def fedshrink(
     head_ridge: PositiveFloat = 0.13,
     memory: Annotated[float, Field(ge=0, lt=1)] = 0.0,
     train_with: Means = "shrunk",
-    personal: Literal["mixture"] | Means = "mixture",
+    personal: Literal["mixture", "gaussians"] | Means = "mixture",
 ) -> Method:
     """FedShrink: class means shrunk by empirical Bayes, in head and features (idiolect's own).
 
@@ -120,32 +124,36 @@ def fedshrink(
         rho_c, h <- means of n_c / n and of sum_c n_c (n_c - 1) / (n (n - 1))                                   [8]
         mu_c <- mu_c + mean of n_c / n (m_c - mu_c), divided by the new rho_c                                   [9]
         theta, S, t <- means of theta_i, W / (n - 1) and q / n                                                 [10]
-    Personal, under the body received, with lambda in place of ridge in [2] and [6]:
-        lambda = head_ridge (tr S + sum_c rho_c |mu_c - sum_k rho_k mu_k|^2)
-        heads k as [6]: with 0.1, 0.3, 1 and 3 times lambda, with r = 1, and with r = 0 and class frequencies
-            (n_c + A rho_c) / (n + A) in place of pi,   A = (1 - h) / (h - sum_c rho_c^2)                      [11]
-        a = argmax over the simplex of sum over samples of log sum_k a_k p_k(y | z) + prior, by folds          [12]
-        p(y | x) = sum_k a_k p_k(y | z)                                                                        [13]
+        U <- U + (M / 2 + 0.02 I)^-1 (mean of g_i - 0.02 U),   M = mean of Z Z', by the new rho, mu, S         [11]
+    where g_i is a client's gradient of the mean over its samples of log softmax(U Z + log pi)_y, and
+        Z = (z sqrt(d / v), 1),   v = tr S + sum_c rho_c |mu_c - sum_k rho_k mu_k|^2                           [12]
+    Personal, under the body received, with lambda = head_ridge v in place of ridge in [2] and [6]:
+        pi' = (n_c + A rho_c) / (n + A),   A = (1 - h) / (h - sum_c rho_c^2)                                   [13]
+        U_i = argmax over its samples' sum of log softmax(U_i Z + log pi)_y - 15/2 |U_i - U|^2, by 20 steps    [14]
+        heads k as [6]: with 0.1, 0.3, 1 and 3 times lambda; with r = 1; with r = 0 and pi' in place of pi;
+            linear ones: U with pi' and U_i with pi                                                            [15]
+        a = argmax over the simplex of sum over samples of log sum_k a_k p_k(y | z) + prior, by folds          [16]
+        p(y | x) = sum_k a_k p_k(y | z)                                                                        [17]
 
     Where a sample can have several labels, each label is two classes, and a sample counts once for each label.
 
     Where the target y is numbers, with Z = (z, 1), everyone's weights w and how far a client's may lie from them, l,
     and its bias, m; D = diag(l, ..., l, m):
     Client:
-        A = Z'Z,   b = Z'y,   w_i = w + (A + D^-1)^-1 (b - A w)   the mean of w_i ~ N(w, s^2 D) given samples  [14]
-        theta_i <- SGD(|Z u - y|^2),   u = (A + D^-1 + n ridge I)^-1 (b + D^-1 w), frozen                      [15]
-        for each l and m of a grid, with r = y - Z w:   q = r' V^-1 r,   v = log |V|,   V = I + Z D Z'         [16]
+        A = Z'Z,   b = Z'y,   w_i = w + (A + D^-1)^-1 (b - A w)   the mean of w_i ~ N(w, s^2 D) given samples  [18]
+        theta_i <- SGD(|Z u - y|^2),   u = (A + D^-1 + n ridge I)^-1 (b + D^-1 w), frozen                      [19]
+        for each l and m of a grid, with r = y - Z w:   q = r' V^-1 r,   v = log |V|,   V = I + Z D Z'         [20]
     Server:
-        theta <- mean of theta_i, weighted by n;   A, b, y'y, q, v, n <- sums over clients                     [17]
-        l, m <- argmax of - n / 2 log q - v / 2, the likelihood of all clients' samples                        [18]
-        w <- (A + I / t)^-1 b,   t <- argmax of - n / 2 log (y'y - b' w) - log |I + t A| / 2, w ~ N(0, s^2 t I) [19]
-    Personal: w_i of [14] under the body received; a new client needs forward passes only.                     [20]
+        theta <- mean of theta_i, weighted by n;   A, b, y'y, q, v, n <- sums over clients                     [21]
+        l, m <- argmax of - n / 2 log q - v / 2, the likelihood of all clients' samples                        [22]
+        w <- (A + I / t)^-1 b,   t <- argmax of - n / 2 log (y'y - b' w) - log |I + t A| / 2, w ~ N(0, s^2 t I) [23]
+    Personal: w_i of [18] under the body received; a new client needs forward passes only.                     [24]
 
-    Up: the increment of theta, and those of [8] to [10], S as d (d + 1) / 2 numbers, in units of the features' variance
+    Up: the increment of theta, and those of [8] to [11], S as d (d + 1) / 2 numbers, in units of the features' variance
     and each on a scale of its own, so that no part takes most of the norm that privacy clips; all weighted by n. Down:
-    theta, mu, S, t, rho, h. At the client: nothing until ``personalise``, which needs forward passes only; a new client
-    joins in the same way. A class that a client does not have has everyone's mean. Of numbers: increments of theta, and
-    A, b, y'y, q, v and n to be summed; down: theta, w, l, m.
+    theta, mu, S, t, rho, h, U. At the client: nothing until ``personalise``, which needs forward passes only; a new
+    client joins in the same way. A class that a client does not have has everyone's mean. Of numbers: increments of
+    theta, and A, b, y'y, q, v and n to be summed; down: theta, w, l, m.
 
     [2] is an estimate by moments: the mean of n_c samples lies tr(P S) / n_c from its class's true mean, and where the
     true means lie t tr(P S) from everyone's, the expectation of a term is n_c t. [4] is the mean of the posterior, if
@@ -154,11 +162,13 @@ def fedshrink(
     they do, heads grow, and training diverges. lambda follows the scale: features that are twice as long have the same
     predictions. It bounds how sure a head is, since with all variance between two classes these lie 1 / head_ridge
     apart. [7] pulls the features
-    of a class together. In [12] the means, the covariance and the frequencies of the heads that predict a sample are
-    estimated from the other folds; the prior is that of ``share_samples`` samples, divided evenly. [11] takes clients'
+    of a class together. [11] and [14] go up by a bound of the curvature, so that no step is too long; a linear head is
+    better where the classes' features are no Gaussians of one covariance. In [16] the means, the covariance, the
+    frequencies and U_i of the heads that predict a sample are from the other folds; the prior is that of
+    ``share_samples`` samples, divided evenly. [13] takes clients'
     frequencies as drawn from a Dirichlet distribution about everyone's: where clients are alike, a class that one of
     them has not seen is as likely as for others. u is w_i pulled towards 0: w_i is long where features hardly differ,
-    and the steps of [15], which grow with its length, destroy the features (on the schools of
+    and the steps of [19], which grow with its length, destroy the features (on the schools of
     docs/results/natural.md, with a learning rate of 0.06).
 
     Under privacy the noise can make S no covariance: it keeps its trace, and all eigenvalues that are no larger than
@@ -167,21 +177,22 @@ def fedshrink(
     Args:
         task: the problem.
         ridge: added to the covariance's diagonal in training, in squared feature units; of numbers to that of A / n in
-            [15].
+            [19].
         alignment: weight of the pull in [7]; 0 turns it off (ablation).
         spread_samples: a of [3]: for how many samples of the client everyone's spread counts.
         covariance_samples: b of [5], the same for the covariance.
-        share_samples: the same for even shares in [12].
-        folds: of [12].
+        share_samples: the same for even shares in [16].
+        folds: of [16].
         head_ridge: of personal heads, as a share of the variance of the features. Not of numbers.
-        memory: weight of the server's own statistics in [8] to [10], where 0 forgets those of earlier rounds; under
+        memory: weight of the server's own statistics in [8] to [11], where 0 forgets those of earlier rounds; under
             privacy 0.8 or 0.9 averages the noise of some rounds. Not of numbers.
         train_with: "everyone" takes mu and r = 0 in [6] and [7] for training, "own" r = 1 (ablations).
-        personal: one head in place of [11] to [13]: that of [6], or with r = 0 or r = 1 (ablations). Of numbers, the
-            last two options are w_i of [14], w, or the client's own least squares; the others are for classes.
+        personal: "gaussians" has no linear heads among those of [15]; the others are one head in place of [13] to [17]:
+            that of [6], or with r = 0 or r = 1 (ablations). Of numbers, the last two are w or the client's own least
+            squares, and all others w_i of [18].
 
     Known faults: [2] takes mu and S as exact. S from few samples is too small, and both are of the body of the round
-    before, so that t is too large, the more so with few samples. The body is trained on the samples that [12] chooses
+    before, so that t is too large, the more so with few samples. The body is trained on the samples that [16] chooses
     with, so that after long training, with a training loss near 0, the shares trust sharp heads too much. Of numbers,
     w is of the body of the round before.
 
@@ -189,11 +200,13 @@ def fedshrink(
     [2] put right, the pull of [7] in place of features of one length, and so a smaller ridge. The head is that of
     FedLDA and pFedFDA (McLaughlin & Su), with the smoothed prior and the shrinkage of 1e-4 of pFedFDA's released code;
     the pull is FedPAC's (Xu, Tong & Huang, Eq. 3) towards other means; [4] is the empirical Bayes estimator of Efron &
-    Morris (JASA, 1973), [12] the EM algorithm for the shares of a mixture; [14] to [19] are Bayesian linear
+    Morris (JASA, 1973), [16] the EM algorithm for the shares of a mixture; [11] and [14] are Boehning's (Annals of the
+    Institute of Statistical Mathematics, 1992); [18] to [23] are Bayesian linear
     regression in the hierarchy of Lindley & Smith (JRSS B, 1972).
     """
     if task.kind == "regression":
-        return of_numbers(task, ridge, train_with, "shrunk" if personal == "mixture" else personal)
+        one: Means = "shrunk" if personal == "mixture" or personal == "gaussians" else personal
+        return of_numbers(task, ridge, train_with, one)
     require_unweighted(task, "fedshrink")
     labels = task.classes if task.kind == "multilabel" else 0
     network, classes, width = task.network, 2 * labels or task.classes, task.network.width
@@ -203,8 +216,9 @@ def fedshrink(
     def init_server(key: Tensor) -> Shared:
         cov, share_C = covariance.pack(torch.eye(width)), torch.full((classes,), each[0] / classes)
         return Shared(
-            network.init(key).body, torch.zeros(classes, width), cov, torch.ones(()), share_C, torch.ones(()) / each[1]
-        )
+            network.init(key).body, torch.zeros(classes, width), cov, torch.ones(()), share_C,
+            torch.ones(()) / each[1], torch.zeros(classes, width + 1),
+        )  # fmt: skip
 
     def gaussian_of(shared: Shared) -> Gaussian:
         return Gaussian(shared.mean_Cd.double(), covariance.unpack(shared.cov.double(), width))
@@ -214,6 +228,13 @@ def fedshrink(
         g, share_C1 = gaussian_of(shared), shared.share_C.double()[:, None] / each[0]
         apart_Cd = g.mean_Cd - (share_C1 * g.mean_Cd).sum(0)
         return (g.cov_dd.diagonal().sum() + (share_C1 * apart_Cd.square()).sum()).clamp(min=1e-12)
+
+    def scale(v: Tensor) -> Tensor:
+        return (width / v).sqrt()
+
+    def long(z_Nd: Tensor, v: Tensor) -> Tensor:
+        """Z."""
+        return torch.cat([z_Nd.double() * scale(v), torch.ones(len(z_Nd), 1, dtype=torch.float64)], 1)  # [12]
 
     def everyone(shared: Shared, amount: Tensor) -> Everyone:
         g = gaussian_of(shared)
@@ -232,7 +253,7 @@ def fedshrink(
     def likely(shared: Shared, n_C: Tensor) -> Tensor:
         """Class frequencies of a client with such counts."""
         n_GC, share_GC = n_C.reshape(each), shared.share_C.double().reshape(each)
-        return class_shares.shrunk(n_GC, share_GC, shared.agreement.double()).flatten()  # [10]
+        return class_shares.shrunk(n_GC, share_GC, shared.agreement.double()).flatten()  # [13]
 
     def estimates(sums: Moments, others: Everyone) -> Estimates:
         g, n_C, n = others.gaussian, sums.n_C, sums.n_C.sum()
@@ -287,8 +308,9 @@ def fedshrink(
             return error + alignment * distance, (error, batch.used_B.sum())  # [7]
 
         new, extras = sgd(loss, shared.body, batches(data, task.training, key), task.training.optimiser)  # [7]
-        v = total(shared)
-        share_C, alike = e.n_C * each[0] / e.n_C.sum().clamp(min=1), shared.agreement.double()
+        v, linear_CD, rows_n = total(shared), shared.linear_CD.double(), e.n_C.sum().clamp(min=1)
+        slope_CD = logistic.gradient(linear_CD, long(z_Nd, v), y_N, real_N.double(), log_prior(e.n_C), groups=each[0])
+        share_C, alike = e.n_C * each[0] / rows_n, shared.agreement.double()
         change = Shared(
             {},
             share_C[:, None] * (e.own.mean_Cd - e.everyone.mean_Cd) / v.sqrt(),
@@ -296,7 +318,8 @@ def fedshrink(
             e.found - shared.spread,
             share_C - shared.share_C,
             class_shares.agreement(e.n_C.reshape(each), alike) - alike,
-        )  # [8] [9] [10]
+            slope_CD / rows_n / width**0.5,
+        )  # [8] [9] [10] [12]
         up = tree.map(lambda a, scale: (scale * a).to(shared.cov.dtype), change, SCALE)
         mean_trust = (e.n_C * trust(e, train_with)).sum() / e.n_C.sum()
         info = {"train_loss": trained_loss(extras), "trust": mean_trust}
@@ -308,28 +331,50 @@ def fedshrink(
         share_C = (old.share_C + change.share_C).clamp(min=0)  # [8]
         shift_Cd = v.sqrt() * change.mean_Cd / share_C.clamp(min=1e-3 / classes)[:, None]  # [9]
         cov_dd = covariance.above_noise(covariance.unpack(old.cov + v * change.cov, width))  # [10]
+        mean_Cd = old.mean_Cd + shift_Cd
         new = Shared(
-            {}, old.mean_Cd + shift_Cd, covariance.pack(cov_dd), old.spread + change.spread, share_C,
-            (old.agreement + change.agreement).clamp(0, 1),
+            {}, mean_Cd, covariance.pack(cov_dd), old.spread + change.spread, share_C,
+            (old.agreement + change.agreement).clamp(0, 1), old.linear_CD,
         )  # fmt: skip
+        outer_dd, mean_d = cov_dd + (mean_Cd.T * share_C) @ mean_Cd / each[0], share_C @ mean_Cd / each[0]
+        outer_DD = logistic.with_one(scale(v) ** 2 * outer_dd, scale(v) * mean_d)  # M
+        slope_CD = width**0.5 * change.linear_CD - (1 - memory) * _LINEAR * old.linear_CD
+        new = new._replace(linear_CD=old.linear_CD + logistic.step(slope_CD, outer_DD, _LINEAR))  # [11]
         new = tree.map(lambda a: a.to(server.cov.dtype), new)
         return new._replace(body=tree.add(server.body, up.value.body)), {}
 
     def personalise(down: Down, client: Any, data: Data, key: Tensor) -> Mixture:
         z_Nd, y_N, real_N = samples(down.shared.body, data)
-        kinds = _HEADS if personal == "mixture" else ((personal, 1.0),)
+        kinds = _HEADS if personal == "mixture" or personal == "gaussians" else ((personal, 1.0),)
         hows, ridges = list(dict.fromkeys(how for how, _ in kinds)), dict.fromkeys(times for _, times in kinds)
-        amount = head_ridge * total(down.shared)
+        v = total(down.shared)
+        amount = head_ridge * v
         others = everyone(down.shared, amount)
         own_prior_C = log_prior(weights_by_class(y_N, real_N, classes).sum(0))
 
-        def heads_from(sums: Moments) -> LinearHead:
+        z_ND, linear_CD = long(z_Nd, v), down.shared.linear_CD.double()
+
+        def short(weight_CD: Tensor, logprior_C: Tensor) -> LinearHead:
+            return LinearHead(scale(v) * weight_CD[:, :-1], weight_CD[:, -1] + logprior_C)
+
+        def linear_heads(sums: Moments, weight_N: Tensor) -> LinearHead:
+            own_CD = logistic.fit(
+                linear_CD, z_ND, y_N, weight_N.double(), own_prior_C, pull=_LINEAR_SAMPLES, groups=each[0]
+            )  # [14]
+            prior_C = log_prior(likely(down.shared, sums.n_C))
+            heads = tree.stack([short(linear_CD, prior_C), short(own_CD, own_prior_C)])
+            return tree.map(lambda a: a.to(torch.get_default_dtype()), heads)
+
+        def heads_from(sums: Moments, weight_N: Tensor) -> LinearHead:
             e = estimates(sums, others)
             g = Gaussian(torch.stack([means(e, how) for how in hows]), shrunk(e))
             prior_C = log_prior(likely(down.shared, e.n_C))
             prior_KC = torch.stack([prior_C if how == "everyone" else own_prior_C for how in hows])
             heads = {times: head_for(g, prior_KC, times * amount) for times in ridges}  # costly: once for each
-            return tree.stack([tree.rows(heads[times], hows.index(how)) for how, times in kinds])  # [11]
+            gaussians = tree.stack([tree.rows(heads[times], hows.index(how)) for how, times in kinds])
+            if personal != "mixture":
+                return gaussians
+            return tree.map(lambda *parts: torch.cat(parts), gaussians, linear_heads(sums, weight_N))  # [15]
 
         group_N, inner_N = groups(data), inner(data)
         if labels:  # the pairs of a sample are in one fold, and count as one
@@ -338,13 +383,13 @@ def fedshrink(
         return mixture.fit(
             heads_from, z_Nd, y_N, real_N, keys.fold(key, "folds"), classes=classes, folds=folds, prior=share_samples,
             group_N=group_N, inner_N=inner_N, normalised=normalised,
-        )  # fmt: skip # [12]
+        )  # fmt: skip # [16]
 
     def predict(down: Down, client: Any, x_B: Tensor) -> Tensor:
         shared = down.shared
         z_Bd = network.features(shared.body, task.inputs(x_B))
         if client:
-            logp_BC = mixture.log_probabilities(client, z_Bd, normalised)  # [13]
+            logp_BC = mixture.log_probabilities(client, z_Bd, normalised)  # [17]
         else:
             amount = head_ridge * total(shared)
             logp_BC = normalised(linear(z_Bd, *head_for(gaussian_of(shared), log_prior(shared.share_C), amount)))
