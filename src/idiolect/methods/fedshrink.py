@@ -11,7 +11,7 @@ from torch.nn.functional import linear
 
 from idiolect.core.method import ClientValue, Data, Down, Method, Reduced, Task, Up, Weights, keys, reduce, tree
 from idiolect.methods._fedshrink_numbers import of_numbers
-from idiolect.statistics import class_shares, covariance, label_pairs, logistic, mixture
+from idiolect.statistics import class_shares, covariance, label_pairs, logistic, mixture, spread
 from idiolect.statistics.gaussian import Gaussian, LinearHead, estimate, lda_head, log_prior
 from idiolect.statistics.mixture import Mixture
 from idiolect.statistics.moments import Moments, moments, weights_by_class
@@ -50,7 +50,7 @@ _HEADS: tuple[tuple[Means, float], ...] = (
 
 
 class Shared(NamedTuple):
-    """What the server keeps and sends, and the form of what a client sends."""
+    """What the server keeps and sends."""
 
     body: Weights
     mean_Cd: Tensor
@@ -63,24 +63,26 @@ class Shared(NamedTuple):
     agreement: Tensor
     """How often two samples of a client are of one class."""
     linear_CD: Tensor
-    """Everyone's linear head (C, d + 1), for features of which each has a variance near 1; the last is the bias. A
-    client sends a gradient in its place."""
+    """Everyone's linear head (C, d + 1), for features of which each has a variance near 1; the last is the bias."""
+    known: Tensor
+    """0 before the first round, then 1."""
 
 
-SCALE = Shared({}, 0.3, 1.0, 0.1, 0.3, 0.3, 0.3)  # type: ignore[arg-type]
-"""Of what is sent, in the order of ``Shared``."""
+class Report(NamedTuple):
+    """What a client sends, in units of the features' variance, before each part is multiplied by ``SCALE``."""
+
+    body: Weights
+    mean_Cd: Tensor
+    cov: Tensor
+    square: Tensor
+    share_C: Tensor
+    agreement: Tensor
+    slope_CD: Tensor
+    pairs: Tensor
+    one: Tensor
 
 
-class Everyone(NamedTuple):
-    """Everyone's estimate, as a client has received it."""
-
-    gaussian: Gaussian
-    factor_dd: Tensor
-    """Cholesky's factor of S + ridge I; not a number where there is none."""
-    noise: Tensor
-    """tr(P S)."""
-    spread: Tensor
-    """t."""
+SCALE = Report({}, 0.3, 1.0, 0.3, 0.3, 0.3, 0.3, 0.3, 1.0)  # type: ignore[arg-type]
 
 
 class Estimates(NamedTuple):
@@ -89,8 +91,6 @@ class Estimates(NamedTuple):
     everyone: Gaussian
     own: Gaussian
     n_C: Tensor
-    found: Tensor
-    """Its own spread, q / n."""
     spread: Tensor
     """Its own and everyone's, t_i."""
 
@@ -113,62 +113,61 @@ def fedshrink(
 
     Client, with the received body theta, means mu (C, d), covariance S (d, d), spread t, class frequencies rho and
     their agreement h:
-        m_c, W = class means, and scatter within classes, of its n samples, n_c of them in class c              [1]
-        q = sum over its classes of (n_c (m_c - mu_c)' P (m_c - mu_c) / tr(P S) - 1),   P = (S + ridge I)^-1    [2]
+        m_c, W = class means, and scatter within classes, of its n samples of k classes, n_c of class c         [1]
+        q = sum over its classes of (n_c |m_c - mu_c|^2 / tr S - 1)                                             [2]
         t_i = (max(q, 0) + a max(t, 0)) / (n + a)      how far its means lie from everyone's                    [3]
         mu_ic = mu_c + r_c (m_c - mu_c),   r_c = n_c t_i / (n_c t_i + 1)                                        [4]
-        S_i = (W + b S) / (n + b)                                                                               [5]
+        S_i = (W + b S) / (n - k + b)                                                                           [5]
         head: w_c = (S_i + ridge I)^-1 mu_ic,   b_c = -1/2 mu_ic' w_c + log pi_c, frozen                        [6]
         theta_i <- SGD(CE + alignment |z - mu_iy|^2 / d)                                                        [7]
     Server, with means over clients weighted by n:
         rho_c, h <- means of n_c / n and of sum_c n_c (n_c - 1) / (n (n - 1))                                   [8]
         mu_c <- mu_c + mean of n_c / n (m_c - mu_c), divided by the new rho_c                                   [9]
-        theta, S, t <- means of theta_i, W / (n - 1) and q / n                                                 [10]
-        U <- U + (M / 2 + 0.02 I)^-1 (mean of g_i - 0.02 U),   M = mean of Z Z', by the new rho, mu, S         [11]
+        theta <- mean of theta_i;   S <- mean of W / n, divided by that of (n - k) / n                         [10]
+        t <- (mean of sum_c n_c / n |m_c - mu_c|^2 / tr S - mean of k / n + C / sum n) / (1 - h / (K sum_c rho_c^2))
+            + sum_c rho_c |mu_c - its last|^2 / tr S, with the new rho, mu, S, h; C classes, K clients         [11]
+        U <- U + (M / 2 + 0.02 I)^-1 (mean of g_i - 0.02 U),   M = mean of Z Z', by the new rho, mu, S         [12]
     where g_i is a client's gradient of the mean over its samples of log softmax(U Z + log pi)_y, and
-        Z = (z sqrt(d / v), 1),   v = tr S + sum_c rho_c |mu_c - sum_k rho_k mu_k|^2                           [12]
-    Personal, under the body received, with lambda = head_ridge v in place of ridge in [2] and [6]:
-        pi' = (n_c + A rho_c) / (n + A),   A = (1 - h) / (h - sum_c rho_c^2)                                   [13]
-        U_i = argmax over its samples' sum of log softmax(U_i Z + log pi)_y - 15/2 |U_i - U|^2, by 20 steps    [14]
+        Z = (z sqrt(d / v), 1),   v = tr S + sum_c rho_c |mu_c - sum_k rho_k mu_k|^2                           [13]
+    Personal, under the body received, with lambda = head_ridge v in place of ridge in [6]:
+        pi' = (n_c + A rho_c) / (n + A),   A = (1 - h) / (h - sum_c rho_c^2)                                   [14]
+        U_i = argmax over its samples' sum of log softmax(U_i Z + log pi)_y - 15/2 |U_i - U|^2, by 20 steps    [15]
         heads k as [6]: with 0.1, 0.3, 1 and 3 times lambda; with r = 1; with r = 0 and pi' in place of pi;
-            linear ones: U with pi' and U_i with pi                                                            [15]
-        a = argmax over the simplex of sum over samples of log sum_k a_k p_k(y | z) + prior, by folds          [16]
-        p(y | x) = sum_k a_k p_k(y | z)                                                                        [17]
+            linear ones: U with pi' and U_i with pi                                                            [16]
+        a = argmax over the simplex of sum over samples of log sum_k a_k p_k(y | z) + prior, by folds          [17]
+        p(y | x) = sum_k a_k p_k(y | z)                                                                        [18]
 
     Where a sample can have several labels, each label is two classes, and a sample counts once for each label.
-
     Where the target y is numbers, with Z = (z, 1), everyone's weights w and how far a client's may lie from them, l,
     and its bias, m; D = diag(l, ..., l, m):
     Client:
-        A = Z'Z,   b = Z'y,   w_i = w + (A + D^-1)^-1 (b - A w)   the mean of w_i ~ N(w, s^2 D) given samples  [18]
-        theta_i <- SGD(|Z u - y|^2),   u = (A + D^-1 + n ridge I)^-1 (b + D^-1 w), frozen                      [19]
-        for each l and m of a grid, with r = y - Z w:   q = r' V^-1 r,   v = log |V|,   V = I + Z D Z'         [20]
+        A = Z'Z,   b = Z'y,   w_i = w + (A + D^-1)^-1 (b - A w)   the mean of w_i ~ N(w, s^2 D) given samples  [19]
+        theta_i <- SGD(|Z u - y|^2),   u = (A + D^-1 + n ridge I)^-1 (b + D^-1 w), frozen                      [20]
+        for each l and m of a grid, with r = y - Z w:   q = r' V^-1 r,   v = log |V|,   V = I + Z D Z'         [21]
     Server:
-        theta <- mean of theta_i, weighted by n;   A, b, y'y, q, v, n <- sums over clients                     [21]
-        l, m <- argmax of - n / 2 log q - v / 2, the likelihood of all clients' samples                        [22]
-        w <- (A + I / t)^-1 b,   t <- argmax of - n / 2 log (y'y - b' w) - log |I + t A| / 2, w ~ N(0, s^2 t I) [23]
-    Personal: w_i of [18] under the body received; a new client needs forward passes only.                     [24]
+        theta <- mean of theta_i, weighted by n;   A, b, y'y, q, v, n <- sums over clients                     [22]
+        l, m <- argmax of - n / 2 log q - v / 2, the likelihood of all clients' samples                        [23]
+        w <- (A + I / t)^-1 b,   t <- argmax of - n / 2 log (y'y - b' w) - log |I + t A| / 2, w ~ N(0, s^2 t I) [24]
+    Personal: w_i of [19] under the body received; a new client needs forward passes only.                     [25]
 
-    Up: the increment of theta, and those of [8] to [11], S as d (d + 1) / 2 numbers, in units of the features' variance
+    Up: the increment of theta, and those of [8] to [12], S as d (d + 1) / 2 numbers, in units of the features' variance
     and each on a scale of its own, so that no part takes most of the norm that privacy clips; all weighted by n. Down:
     theta, mu, S, t, rho, h, U. At the client: nothing until ``personalise``, which needs forward passes only; a new
     client joins in the same way. A class that a client does not have has everyone's mean. Of numbers: increments of
     theta, and A, b, y'y, q, v and n to be summed; down: theta, w, l, m.
 
-    [2] is an estimate by moments: the mean of n_c samples lies tr(P S) / n_c from its class's true mean, and where the
-    true means lie t tr(P S) from everyone's, the expectation of a term is n_c t. [4] is the mean of the posterior, if
-    the true means spread as the samples do (covariance t S): a class with many samples keeps its own mean, one with few
-    takes most from everyone. ``ridge`` keeps features from shrinking in training: with one that follows their scale
-    they do, heads grow, and training diverges. lambda follows the scale: features that are twice as long have the same
-    predictions. It bounds how sure a head is, since with all variance between two classes these lie 1 / head_ridge
-    apart. [7] pulls the features
-    of a class together. [11] and [14] go up by a bound of the curvature, so that no step is too long; a linear head is
-    better where the classes' features are no Gaussians of one covariance. In [16] the means, the covariance, the
-    frequencies and U_i of the heads that predict a sample are from the other folds; the prior is that of
-    ``share_samples`` samples, divided evenly. [13] takes clients'
-    frequencies as drawn from a Dirichlet distribution about everyone's: where clients are alike, a class that one of
-    them has not seen is as likely as for others. u is w_i pulled towards 0: w_i is long where features hardly differ,
-    and the steps of [19], which grow with its length, destroy the features (on the schools of
+    [2] and [11] are estimates by moments: the mean of n_c samples lies 1 / n_c from its class's true mean, and where
+    the true means lie t from everyone's, the expectation of a term of [2] is n_c t. The last term of [11], 0 in the
+    first round, is for the way that means go in a round, since mu is of the last body. [4] is the mean of the
+    posterior, if the true means spread as the samples do (covariance t S). ``ridge`` keeps features from shrinking in
+    training: with one that follows their scale they do, heads grow, and training diverges. lambda follows the scale:
+    features that are twice as long have the same predictions. [7] pulls the features of a class together. [12] and [15]
+    go up by a bound of the curvature, so that no step is too long; a linear head is better where the features of
+    classes are no Gaussians of one covariance. In [17] means, covariance, frequencies and U_i of the heads that predict
+    a sample are from the other folds; the prior is that of ``share_samples`` samples, divided evenly. [14] takes
+    clients' frequencies as drawn from a Dirichlet distribution about everyone's: where clients are alike, a class that
+    one of them has not seen is as likely as for others. u is w_i pulled towards 0: w_i is long where features hardly
+    differ, and the steps of [20], which grow with its length, destroy the features (on the schools of
     docs/results/natural.md, with a learning rate of 0.06).
 
     Under privacy the noise can make S no covariance: it keeps its trace, and all eigenvalues that are no larger than
@@ -177,36 +176,32 @@ def fedshrink(
     Args:
         task: the problem.
         ridge: added to the covariance's diagonal in training, in squared feature units; of numbers to that of A / n in
-            [19].
+            [20].
         alignment: weight of the pull in [7]; 0 turns it off (ablation).
         spread_samples: a of [3]: for how many samples of the client everyone's spread counts.
         covariance_samples: b of [5], the same for the covariance.
-        share_samples: the same for even shares in [16].
-        folds: of [16].
+        share_samples: the same for even shares in [17].
+        folds: of [17].
         head_ridge: of personal heads, as a share of the variance of the features. Not of numbers.
-        memory: weight of the server's own statistics in [8] to [11], where 0 forgets those of earlier rounds; under
+        memory: weight of the server's own statistics in [8] to [12], where 0 forgets those of earlier rounds; under
             privacy 0.8 or 0.9 averages the noise of some rounds. Not of numbers.
         train_with: "everyone" takes mu and r = 0 in [6] and [7] for training, "own" r = 1 (ablations).
-        personal: "gaussians" has no linear heads among those of [15]; the others are one head in place of [13] to [17]:
+        personal: "gaussians" has no linear heads among those of [16]; the others are one head in place of [14] to [18]:
             that of [6], or with r = 0 or r = 1 (ablations). Of numbers, the last two are w or the client's own least
-            squares, and all others w_i of [18].
+            squares, and all others w_i of [19].
 
-    Known faults: [2] takes mu and S as exact. S from few samples is too small, and both are of the body of the round
-    before, so that t is too large, the more so with few samples. The body is trained on the samples that [16] chooses
-    with, so that after long training, with a training loss near 0, the shares trust sharp heads too much. Of numbers,
-    w is of the body of the round before.
+    Known faults: the body is trained on the samples that [17] chooses with, so that after long training, with a
+    training loss near 0, the shares trust sharp heads too much. Of numbers, w is of the body of the round before.
 
-    Source: docs/methods/fedshrink-protocol.md says how it was developed and is judged. It is FedPool with the noise of
-    [2] put right, the pull of [7] in place of features of one length, and so a smaller ridge. The head is that of
-    FedLDA and pFedFDA (McLaughlin & Su), with the smoothed prior and the shrinkage of 1e-4 of pFedFDA's released code;
-    the pull is FedPAC's (Xu, Tong & Huang, Eq. 3) towards other means; [4] is the empirical Bayes estimator of Efron &
-    Morris (JASA, 1973), [16] the EM algorithm for the shares of a mixture; [11] and [14] are Boehning's (Annals of the
-    Institute of Statistical Mathematics, 1992); [18] to [23] are Bayesian linear
-    regression in the hierarchy of Lindley & Smith (JRSS B, 1972).
+    Source: docs/methods/fedshrink-protocol.md says how it was developed and is judged. The head is that of FedLDA and
+    pFedFDA (McLaughlin & Su), with the smoothed prior and the shrinkage of 1e-4 of pFedFDA's released code; the pull is
+    FedPAC's (Xu, Tong & Huang, Eq. 3) towards other means; [4] is the empirical Bayes estimator of Efron & Morris
+    (JASA, 1973), [17] the EM algorithm for the shares of a mixture; [12] and [15] are Böhning's (Annals of the
+    Institute of Statistical Mathematics, 1992); [19] to [24] are Bayesian linear regression in the hierarchy of Lindley
+    & Smith (JRSS B, 1972).
     """
     if task.kind == "regression":
-        one: Means = "shrunk" if personal == "mixture" or personal == "gaussians" else personal
-        return of_numbers(task, ridge, train_with, one)
+        return of_numbers(task, ridge, train_with, personal)
     require_unweighted(task, "fedshrink")
     labels = task.classes if task.kind == "multilabel" else 0
     network, classes, width = task.network, 2 * labels or task.classes, task.network.width
@@ -217,7 +212,7 @@ def fedshrink(
         cov, share_C = covariance.pack(torch.eye(width)), torch.full((classes,), each[0] / classes)
         return Shared(
             network.init(key).body, torch.zeros(classes, width), cov, torch.ones(()), share_C,
-            torch.ones(()) / each[1], torch.zeros(classes, width + 1),
+            torch.ones(()) / each[1], torch.zeros(classes, width + 1), torch.zeros(()),
         )  # fmt: skip
 
     def gaussian_of(shared: Shared) -> Gaussian:
@@ -234,14 +229,7 @@ def fedshrink(
 
     def long(z_Nd: Tensor, v: Tensor) -> Tensor:
         """Z."""
-        return torch.cat([z_Nd.double() * scale(v), torch.ones(len(z_Nd), 1, dtype=torch.float64)], 1)  # [12]
-
-    def everyone(shared: Shared, amount: Tensor) -> Everyone:
-        g = gaussian_of(shared)
-        factor_dd, failure = torch.linalg.cholesky_ex(widened(g, amount).cov_dd)
-        factor_dd = torch.where(failure == 0, factor_dd, torch.nan)
-        noise = width - amount * torch.cholesky_inverse(factor_dd).diagonal().sum()  # P S = I - ridge P
-        return Everyone(g, factor_dd, noise, shared.spread.double())
+        return torch.cat([z_Nd.double() * scale(v), torch.ones(len(z_Nd), 1, dtype=torch.float64)], 1)  # [13]
 
     def widened(g: Gaussian, amount: Tensor) -> Gaussian:
         return g._replace(cov_dd=g.cov_dd + torch.diag_embed(amount.expand(width)))
@@ -253,17 +241,17 @@ def fedshrink(
     def likely(shared: Shared, n_C: Tensor) -> Tensor:
         """Class frequencies of a client with such counts."""
         n_GC, share_GC = n_C.reshape(each), shared.share_C.double().reshape(each)
-        return class_shares.shrunk(n_GC, share_GC, shared.agreement.double()).flatten()  # [13]
+        return class_shares.shrunk(n_GC, share_GC, shared.agreement.double()).flatten()  # [14]
 
-    def estimates(sums: Moments, others: Everyone) -> Estimates:
-        g, n_C, n = others.gaussian, sums.n_C, sums.n_C.sum()
+    def estimates(sums: Moments, shared: Shared) -> Estimates:
+        g, n_C, n, a = gaussian_of(shared), sums.n_C, sums.n_C.sum(), spread_samples
         own = estimate(sums, g.mean_Cd)  # [1]
-        apart_Cd = own.mean_Cd - g.mean_Cd
-        distance_C = (apart_Cd * torch.cholesky_solve(apart_Cd.mT, others.factor_dd).mT).sum(1)
-        q = torch.where(n_C > 0, n_C * distance_C / others.noise.clamp(min=1e-12) - 1, 0.0).sum()  # [2]
-        a = spread_samples
-        spread = (q.clamp(min=0) + a * others.spread.clamp(min=0)) / (n + a).clamp(min=1e-9)  # [3]
-        return Estimates(g, own, n_C, q / n.clamp(min=1), spread)
+        q = spread.excess(n_C, own.mean_Cd - g.mean_Cd, g.cov_dd.trace())  # [2]
+        t = (q.clamp(min=0) + a * shared.spread.double().clamp(min=0)) / (n + a).clamp(min=1e-9)  # [3]
+        return Estimates(g, own, n_C, t)
+
+    def scatter(e: Estimates) -> Tensor:
+        return (e.n_C.sum() - 1).clamp(min=1) * e.own.cov_dd  # W
 
     def trust(e: Estimates, how: Means) -> Tensor:
         if how == "shrunk":
@@ -275,7 +263,7 @@ def fedshrink(
 
     def shrunk(e: Estimates) -> Tensor:
         n, b = e.n_C.sum(), covariance_samples
-        return ((n - 1).clamp(min=1) * e.own.cov_dd + b * e.everyone.cov_dd) / (n + b).clamp(min=1e-9)  # [5]
+        return (scatter(e) + b * e.everyone.cov_dd) / (n - (e.n_C > 0).sum() + b).clamp(min=1e-9)  # [5]
 
     def samples(body: Weights, data: Data) -> tuple[Tensor, Tensor, Tensor]:
         z_Nd, y_N = features(task, body, data)
@@ -290,7 +278,7 @@ def fedshrink(
     def local(down: Down, client: Any, data: Data, key: Tensor) -> tuple[Any, Up, dict[str, Tensor]]:
         shared, amount = down.shared, torch.tensor(ridge, dtype=torch.float64)
         z_Nd, y_N, real_N = samples(shared.body, data)
-        e = estimates(moments(z_Nd, y_N, real_N, classes), everyone(shared, amount))  # [1]
+        e = estimates(moments(z_Nd, y_N, real_N, classes), shared)  # [1]
         gaussian = Gaussian(means(e, train_with), shrunk(e))
         head, target_Cd = head_for(gaussian, log_prior(e.n_C), amount), gaussian.mean_Cd.to(z_Nd.dtype)  # [6]
 
@@ -308,40 +296,53 @@ def fedshrink(
             return error + alignment * distance, (error, batch.used_B.sum())  # [7]
 
         new, extras = sgd(loss, shared.body, batches(data, task.training, key), task.training.optimiser)  # [7]
-        v, linear_CD, rows_n = total(shared), shared.linear_CD.double(), e.n_C.sum().clamp(min=1)
+        v, n, linear_CD = total(shared), e.n_C.sum().clamp(min=1), shared.linear_CD.double()
         slope_CD = logistic.gradient(linear_CD, long(z_Nd, v), y_N, real_N.double(), log_prior(e.n_C), groups=each[0])
-        share_C, alike = e.n_C * each[0] / rows_n, shared.agreement.double()
-        change = Shared(
+        apart_Cd, share_C, alike = e.own.mean_Cd - e.everyone.mean_Cd, e.n_C * each[0] / n, shared.agreement.double()
+        pairs = (e.n_C > 0).sum() / n
+        report = Report(
             {},
-            share_C[:, None] * (e.own.mean_Cd - e.everyone.mean_Cd) / v.sqrt(),
-            covariance.pack(e.own.cov_dd - e.everyone.cov_dd) / v,
-            e.found - shared.spread,
+            share_C[:, None] * apart_Cd / v.sqrt(),
+            covariance.pack(scatter(e) / n - (1 - pairs) * e.everyone.cov_dd) / v,
+            (e.n_C * apart_Cd.square().sum(1)).sum() / n / v,
             share_C - shared.share_C,
             class_shares.agreement(e.n_C.reshape(each), alike) - alike,
-            slope_CD / rows_n / width**0.5,
-        )  # [8] [9] [10] [12]
-        up = tree.map(lambda a, scale: (scale * a).to(shared.cov.dtype), change, SCALE)
+            slope_CD / n / width**0.5,
+            pairs,
+            1 / n,
+        )  # [8] to [13]
+        up = tree.map(lambda a, scale: (scale * a).to(shared.cov.dtype), report, SCALE)
         mean_trust = (e.n_C * trust(e, train_with)).sum() / e.n_C.sum()
         info = {"train_loss": trained_loss(extras), "trust": mean_trust}
         return client, Up(up._replace(body=tree.sub(new, shared.body)), data.real_N.sum()), info
 
     def renew(server: Shared, up: Reduced, ids: Tensor) -> tuple[Shared, dict[str, Tensor]]:
         v, old = total(server), tree.map(torch.Tensor.double, server._replace(body={}))
-        change = tree.map(lambda a, scale: (1 - memory) * a.double() / scale, up.value._replace(body={}), SCALE)
-        share_C = (old.share_C + change.share_C).clamp(min=0)  # [8]
-        shift_Cd = v.sqrt() * change.mean_Cd / share_C.clamp(min=1e-3 / classes)[:, None]  # [9]
-        cov_dd = covariance.above_noise(covariance.unpack(old.cov + v * change.cov, width))  # [10]
-        mean_Cd = old.mean_Cd + shift_Cd
-        new = Shared(
-            {}, mean_Cd, covariance.pack(cov_dd), old.spread + change.spread, share_C,
-            (old.agreement + change.agreement).clamp(0, 1), old.linear_CD,
-        )  # fmt: skip
+        sent = tree.map(lambda a, scale: a.double() / scale, up.value._replace(body={}), SCALE)
+        new, least = 1 - memory, 1e-3 / classes
+        share_C, now_C = ((old.share_C + part * sent.share_C).clamp(min=0) for part in (new, 1))  # [8]
+        step_Cd = v.sqrt() * sent.mean_Cd
+        mean_Cd = old.mean_Cd + new * step_Cd / share_C.clamp(min=least)[:, None]  # [9]
+        cov = old.cov + new * v * sent.cov / (1 - sent.pairs).clamp(0.05, 1)
+        cov_dd = covariance.above_noise(covariance.unpack(cov, width))  # [10]
+        variance = cov_dd.trace().clamp(min=1e-12)
+        moved = (step_Cd.square().sum(1) / now_C.clamp(min=least)).sum() / each[0] / variance
+        agreement = (old.agreement + new * sent.agreement).clamp(0, 1)
+        between = spread.Between(
+            v * sent.square / variance - moved,
+            sent.pairs,
+            (now_C > least).sum() * sent.one.clamp(min=0) / len(ids),
+            (agreement / share_C.reshape(each).square().sum(1).mean().clamp(min=1e-9) / len(ids)).clamp(0, 1),
+        )
+        t = old.spread + new * (spread.among(between) + old.known * moved - old.spread)  # [11]
         outer_dd, mean_d = cov_dd + (mean_Cd.T * share_C) @ mean_Cd / each[0], share_C @ mean_Cd / each[0]
         outer_DD = logistic.with_one(scale(v) ** 2 * outer_dd, scale(v) * mean_d)  # M
-        slope_CD = width**0.5 * change.linear_CD - (1 - memory) * _LINEAR * old.linear_CD
-        new = new._replace(linear_CD=old.linear_CD + logistic.step(slope_CD, outer_DD, _LINEAR))  # [11]
-        new = tree.map(lambda a: a.to(server.cov.dtype), new)
-        return new._replace(body=tree.add(server.body, up.value.body)), {}
+        up_CD = width**0.5 * sent.slope_CD - _LINEAR * old.linear_CD
+        linear_CD = old.linear_CD + new * logistic.step(up_CD, outer_DD, _LINEAR)  # [12]
+        made = Shared({}, mean_Cd, covariance.pack(cov_dd), t, share_C, agreement, linear_CD, torch.ones(()))
+        unit_D = torch.cat([(scale(v) / scale(total(made))).expand(width), torch.ones(1, dtype=torch.float64)])
+        made = tree.map(lambda a: a.to(server.cov.dtype), made._replace(linear_CD=linear_CD * unit_D))
+        return made._replace(body=tree.add(server.body, up.value.body)), {}
 
     def personalise(down: Down, client: Any, data: Data, key: Tensor) -> Mixture:
         z_Nd, y_N, real_N = samples(down.shared.body, data)
@@ -349,7 +350,6 @@ def fedshrink(
         hows, ridges = list(dict.fromkeys(how for how, _ in kinds)), dict.fromkeys(times for _, times in kinds)
         v = total(down.shared)
         amount = head_ridge * v
-        others = everyone(down.shared, amount)
         own_prior_C = log_prior(weights_by_class(y_N, real_N, classes).sum(0))
 
         z_ND, linear_CD = long(z_Nd, v), down.shared.linear_CD.double()
@@ -360,13 +360,13 @@ def fedshrink(
         def linear_heads(sums: Moments, weight_N: Tensor) -> LinearHead:
             own_CD = logistic.fit(
                 linear_CD, z_ND, y_N, weight_N.double(), own_prior_C, pull=_LINEAR_SAMPLES, groups=each[0]
-            )  # [14]
+            )  # [15]
             prior_C = log_prior(likely(down.shared, sums.n_C))
             heads = tree.stack([short(linear_CD, prior_C), short(own_CD, own_prior_C)])
             return tree.map(lambda a: a.to(torch.get_default_dtype()), heads)
 
         def heads_from(sums: Moments, weight_N: Tensor) -> LinearHead:
-            e = estimates(sums, others)
+            e = estimates(sums, down.shared)
             g = Gaussian(torch.stack([means(e, how) for how in hows]), shrunk(e))
             prior_C = log_prior(likely(down.shared, e.n_C))
             prior_KC = torch.stack([prior_C if how == "everyone" else own_prior_C for how in hows])
@@ -374,7 +374,7 @@ def fedshrink(
             gaussians = tree.stack([tree.rows(heads[times], hows.index(how)) for how, times in kinds])
             if personal != "mixture":
                 return gaussians
-            return tree.map(lambda *parts: torch.cat(parts), gaussians, linear_heads(sums, weight_N))  # [15]
+            return tree.map(lambda *parts: torch.cat(parts), gaussians, linear_heads(sums, weight_N))  # [16]
 
         group_N, inner_N = groups(data), inner(data)
         if labels:  # the pairs of a sample are in one fold, and count as one
@@ -383,17 +383,17 @@ def fedshrink(
         return mixture.fit(
             heads_from, z_Nd, y_N, real_N, keys.fold(key, "folds"), classes=classes, folds=folds, prior=share_samples,
             group_N=group_N, inner_N=inner_N, normalised=normalised,
-        )  # fmt: skip # [16]
+        )  # fmt: skip # [17]
 
     def predict(down: Down, client: Any, x_B: Tensor) -> Tensor:
         shared = down.shared
         z_Bd = network.features(shared.body, task.inputs(x_B))
         if client:
-            logp_BC = mixture.log_probabilities(client, z_Bd, normalised)  # [17]
+            logp_BC = mixture.log_probabilities(client, z_Bd, normalised)  # [18]
         else:
             amount = head_ridge * total(shared)
             logp_BC = normalised(linear(z_Bd, *head_for(gaussian_of(shared), log_prior(shared.share_C), amount)))
         return logp_BC.reshape(-1, labels, 2) if labels else logp_BC
 
-    means_by_n = Shared(reduce.increment(), *(reduce.mean() for _ in Shared._fields[1:]))
+    means_by_n = Report(reduce.increment(), *(reduce.mean() for _ in Report._fields[1:]))
     return Method(init_server, stateless, send, local, means_by_n, renew, personalise, predict)
