@@ -28,7 +28,15 @@ SHARE = np.array([0.4, 0.3, 0.2, 0.1])
 AGREEMENT = 0.45
 LINEAR = 0.3 * RNG.normal(size=(o.CLASSES, o.WIDTH + 1))
 TEST = RNG.normal(size=(7, o.INPUTS))
-HEADS = [("shrunk", 0.1), ("shrunk", 0.3), ("shrunk", 1.0), ("shrunk", 3.0), ("everyone", 1.0), ("own", 1.0)]
+HEADS = [
+    ("shrunk", 0.1),
+    ("shrunk", 0.3),
+    ("shrunk", 1.0),
+    ("shrunk", 3.0),
+    ("shrunk", 10.0),
+    ("everyone", 1.0),
+    ("own", 1.0),
+]
 """Which means, and how many times the ridge."""
 EXPERTS = len(HEADS) + 2
 """With everyone's linear head and the client's own."""
@@ -39,7 +47,7 @@ def build(options: dict[str, Any], task: Any = None) -> Any:
 
 
 def option(options: dict[str, Any], name: str) -> Any:
-    return options.get(name, {"ridge": 0.3, "alignment": 3.0, "head_ridge": 0.13}[name])
+    return options.get(name, {"ridge": 0.3, "alignment": 3.0, "head_ridge": 5.0}[name])
 
 
 def total() -> float:
@@ -50,7 +58,7 @@ def total() -> float:
 
 def of_heads(options: dict[str, Any]) -> float:
     """The ridge of personal heads, in squared feature units."""
-    return float(option(options, "head_ridge") * total())
+    return float(option(options, "head_ridge") * total() / o.WIDTH)
 
 
 def state() -> Any:

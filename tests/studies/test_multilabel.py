@@ -125,8 +125,8 @@ def test_fedshrink_learns_each_label_as_two_classes() -> None:
     np.testing.assert_allclose(after.agreement, np.sum(alike) / len(labels), rtol=1e-5)  # the mean over labels
     rest = np.concatenate([z - means[2 * k + has[:, k]] for k in labels])  # a sample counts once for each label
     cov = covariance.unpack(after.cov.double(), 3).numpy()
-    np.testing.assert_allclose(cov, rest.T @ rest / (len(rest) - 1), rtol=1e-3, atol=1e-5)
-    weight = np.linalg.solve(rest.T @ rest / len(rest) + 0.3 * np.eye(3), means.T).T
+    np.testing.assert_allclose(cov, rest.T @ rest / (len(rest) - len(means)), rtol=1e-3, atol=1e-5)
+    weight = np.linalg.solve(rest.T @ rest / (len(rest) - len(means)) + 0.3 * np.eye(3), means.T).T
     bias = -0.5 * (means * weight).sum(1) + np.log(counts / len(x))
     theta = body.double().clone().requires_grad_()
     z_B = torch.from_numpy(x) @ theta.T
@@ -155,7 +155,8 @@ def test_fedshrink_with_one_head_is_the_linear_discriminant_of_each_label() -> N
     rest = np.concatenate([z - np.stack(means[k])[has[:, k]] for k in range(2)])
     for k in range(2):
         density = [
-            (has[:, k] == c).mean() * multivariate_normal(means[k][c], rest.T @ rest / len(rest)).pdf(z) for c in (0, 1)
+            (has[:, k] == c).mean() * multivariate_normal(means[k][c], rest.T @ rest / (len(rest) - 4)).pdf(z)
+            for c in (0, 1)
         ]
         np.testing.assert_allclose(got[:, k, 1], density[1] / (density[0] + density[1]), rtol=2e-2, atol=2e-3)
 

@@ -32,7 +32,7 @@ from idiolect.training import (
 
 Means = Literal["shrunk", "everyone", "own"]
 PERSONAL = ("personal", "folds", "share_samples", "head_ridge")
-SEARCH = {"ridge": "0.03..3:log", "alignment": "0.3..30:log", "head_ridge": "0.02..0.5:log"}
+SEARCH = {"ridge": "0.03..3:log", "alignment": "0.3..30:log", "head_ridge": "1..20:log"}
 REPORTS = {
     "trust": ClientValue(
         name="trust in its own means",
@@ -45,7 +45,8 @@ REPORTS = {
 }
 _LINEAR, _LINEAR_SAMPLES = 0.02, 15.0
 _HEADS: tuple[tuple[Means, float], ...] = (
-    ("shrunk", 0.1), ("shrunk", 0.3), ("shrunk", 1.0), ("shrunk", 3.0), ("everyone", 1.0), ("own", 1.0),
+    ("shrunk", 0.1), ("shrunk", 0.3), ("shrunk", 1.0), ("shrunk", 3.0), ("shrunk", 10.0),
+    ("everyone", 1.0), ("own", 1.0),
 )  # fmt: skip
 
 
@@ -104,7 +105,7 @@ def fedshrink(
     covariance_samples: NonNegativeFloat = 100.0,
     share_samples: PositiveFloat = 20.0,
     folds: Annotated[int, Field(ge=2)] = 5,
-    head_ridge: PositiveFloat = 0.13,
+    head_ridge: PositiveFloat = 5.0,
     memory: Annotated[float, Field(ge=0, lt=1)] = 0.0,
     train_with: Means = "shrunk",
     personal: Literal["mixture", "gaussians"] | Means = "mixture",
@@ -129,10 +130,10 @@ def fedshrink(
         U <- U + (M / 2 + 0.02 I)^-1 (mean of g_i - 0.02 U),   M = mean of Z Z', by the new rho, mu, S         [12]
     where g_i is a client's gradient of the mean over its samples of log softmax(U Z + log pi)_y, and
         Z = (z sqrt(d / v), 1),   v = tr S + sum_c rho_c |mu_c - sum_k rho_k mu_k|^2                           [13]
-    Personal, under the body received, with lambda = head_ridge v in place of ridge in [6]:
+    Personal, under the body received, with lambda = head_ridge v / d in place of ridge in [6]:
         pi' = (n_c + A rho_c) / (n + A),   A = (1 - h) / (h - sum_c rho_c^2)                                   [14]
         U_i = argmax over its samples' sum of log softmax(U_i Z + log pi)_y - 15/2 |U_i - U|^2, by 20 steps    [15]
-        heads k as [6]: with 0.1, 0.3, 1 and 3 times lambda; with r = 1; with r = 0 and pi' in place of pi;
+        heads k as [6]: with 0.1, 0.3, 1, 3 and 10 times lambda; with r = 1; with r = 0 and pi' in place of pi;
             linear ones: U with pi' and U_i with pi                                                            [16]
         a = argmax over the simplex of sum over samples of log sum_k a_k p_k(y | z) + prior, by folds          [17]
         p(y | x) = sum_k a_k p_k(y | z)                                                                        [18]
@@ -182,7 +183,7 @@ def fedshrink(
         covariance_samples: b of [5], the same for the covariance.
         share_samples: the same for even shares in [17].
         folds: of [17].
-        head_ridge: of personal heads, as a share of the variance of the features. Not of numbers.
+        head_ridge: of personal heads, in units of the mean variance of a feature. Not of numbers.
         memory: weight of the server's own statistics in [8] to [12], where 0 forgets those of earlier rounds; under
             privacy 0.8 or 0.9 averages the noise of some rounds. Not of numbers.
         train_with: "everyone" takes mu and r = 0 in [6] and [7] for training, "own" r = 1 (ablations).
@@ -348,11 +349,9 @@ def fedshrink(
         z_Nd, y_N, real_N = samples(down.shared.body, data)
         kinds = _HEADS if personal == "mixture" or personal == "gaussians" else ((personal, 1.0),)
         hows, ridges = list(dict.fromkeys(how for how, _ in kinds)), dict.fromkeys(times for _, times in kinds)
-        v = total(down.shared)
-        amount = head_ridge * v
+        v, linear_CD = total(down.shared), down.shared.linear_CD.double()
+        amount, z_ND = head_ridge * v / width, long(z_Nd, v)
         own_prior_C = log_prior(weights_by_class(y_N, real_N, classes).sum(0))
-
-        z_ND, linear_CD = long(z_Nd, v), down.shared.linear_CD.double()
 
         def short(weight_CD: Tensor, logprior_C: Tensor) -> LinearHead:
             return LinearHead(scale(v) * weight_CD[:, :-1], weight_CD[:, -1] + logprior_C)
@@ -391,7 +390,7 @@ def fedshrink(
         if client:
             logp_BC = mixture.log_probabilities(client, z_Bd, normalised)  # [18]
         else:
-            amount = head_ridge * total(shared)
+            amount = head_ridge * total(shared) / width
             logp_BC = normalised(linear(z_Bd, *head_for(gaussian_of(shared), log_prior(shared.share_C), amount)))
         return logp_BC.reshape(-1, labels, 2) if labels else logp_BC
 
