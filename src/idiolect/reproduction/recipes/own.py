@@ -10,6 +10,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping
 from dataclasses import replace
 from functools import cache
+from importlib.util import find_spec
 from itertools import product
 from typing import Any
 
@@ -54,6 +55,9 @@ _FEDSHRINK_WITHOUT = {
     "trained with everyone's means": "fedshrink:train_with=everyone",
     "trained with the client's own means": "fedshrink:train_with=own",
     "one head, shrunk": "fedshrink:personal=shrunk",
+    "no linear heads": "fedshrink:personal=gaussians",
+    "ridges of heads 1": "fedshrink:head_ridge=1",
+    "ridges of heads 20": "fedshrink:head_ridge=20",
     "ridge 0.1": "fedshrink:ridge=0.1",
     "ridge 1": "fedshrink:ridge=1",
 }
@@ -143,6 +147,64 @@ def table5() -> Recipe:
     return Recipe(
         "own/table5", "", "results", cells, assumptions=("The protocol is docs/methods/fedshrink-protocol.md.",)
     )
+
+
+_TRAINED = ("fedlda", "fedpac", "pfedfda", "fedcr", "ditto")
+
+
+def long() -> Recipe:
+    """Much data and long training: all of Fashion-MNIST, 150 rounds, the four papers' methods, Ditto and FedShrink."""
+    cells = []
+    for partition, method in product(("classes_5", "dirichlet_0.5"), ("fedshrink", *_TRAINED)):
+        settings = {
+            "dataset": "fashion_mnist", "partition": _PARTITIONS[partition], "clients": 15, "data_seed": _NEW_CLIENTS,
+            "rounds": 150, "local_epochs": 1, "batch_size": 50, "lr": 0.02, "momentum": 0.5, "weight_decay": 5e-4,
+            "evaluate_every": 150,
+        }  # fmt: skip
+        cells.append(cell({"dataset": "fashion_mnist", "partition": partition, "method": method}, settings, method))
+    return Recipe("own/long", "", "results", tuple(cells), assumptions=("One seed, 0.",))
+
+
+_FOLDER = "$IDIOLECT_DATA/natural"
+_MINILM, _LITE0 = f"hf:{_FOLDER}/all-MiniLM-L6-v2,body=identity", "torch:lite0.lite0,body=identity"
+_ON_FEATURES: dict[str, dict[str, Any]] = {
+    "ag_news": {
+        "data": f"{_FOLDER}/ag_news_test.csv", "header": "none", "target": "1", "text": "3", "clients": 20,
+        "partition": "dirichlet:alpha=0.3,test_fraction=0.5", "model": _MINILM,
+    },
+    "shops": {
+        "data": f"{_FOLDER}/reviews.parquet", "client_column": "shop", "target": "label", "text": "text",
+        "model": _MINILM,
+    },
+    "cifar10": {
+        "dataset": "cifar10", "partition": "dirichlet:alpha=0.1,test_fraction=0.1", "sizes": 100, "clients": 20,
+        "model": _LITE0,
+    },
+    "fashion_mnist": {
+        "dataset": "fashion_mnist", "partition": "dirichlet:alpha=0.3,test_fraction=0.1", "sizes": 100, "clients": 20,
+        "model": _LITE0,
+    },
+}  # fmt: skip
+_NO_LITE0 = "it needs the folder examples on PYTHONPATH, and the two packages that examples/lite0.py names"
+
+
+def one_round() -> Recipe:
+    """One round of FedShrink on frozen features beside fifty of others, which train heads on the same features."""
+    heads = ("fedshrink", "local", "fedavg", "fedavg_ft", "fedrep", "ditto", "fedlda", "fedpac")
+    each = [("fedshrink", 1), *((method, 50) for method in heads)]
+    cells = [_on_features(name, method, rounds) for name in _ON_FEATURES for method, rounds in each]
+    return Recipe("own/one_round", "", "results", tuple(cells), assumptions=("Three seeds are --seeds 0,1,2.",))
+
+
+def _on_features(name: str, method: str, rounds: int) -> Cell:
+    where, source = {"data": name, "rounds": rounds, "method": method}, _ON_FEATURES[name]
+    if source["model"] == _LITE0 and not find_spec("lite0"):
+        return Cell(where, absent=_NO_LITE0)
+    settings = source | {
+        "data_seed": 2, "rounds": rounds, "local_epochs": 2, "batch_size": 20, "lr": 0.01, "momentum": 0.5,
+        "weight_decay": 5e-4, "evaluate_every": rounds,
+    }  # fmt: skip
+    return cell(where, settings, _METHODS.get(method) or method, stage="received" if method == "fedavg" else None)
 
 
 _EPSILONS = {"1": 5.783, "3": 2.378, "8": 1.211}
