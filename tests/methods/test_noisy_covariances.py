@@ -49,7 +49,8 @@ def test_fedshrink_keeps_the_trace_of_what_noise_has_made_no_covariance() -> Non
     noise_dd = np.tril(draw_dd) + np.tril(draw_dd, -1).T
     method = methods.build("fedshrink", {}, o.task())
     server = method.init_server(o.key())
-    value = tree.zeros(server)._replace(cov=SCALE.cov * covariance.pack(torch.tensor(noise_dd)) / o.WIDTH)  # tr S = d
+    sent = method.local(o.one(method, server, 0), (), o.data(*o.federation()[0]), o.key())[1].value
+    value = tree.zeros(sent)._replace(cov=SCALE.cov * covariance.pack(torch.tensor(noise_dd)) / o.WIDTH)  # tr S = d
     new, _ = method.aggregate(server, Reduced(value), torch.arange(len(o.IDS)))
     given_d, got_d = (
         np.linalg.eigvalsh(a) for a in (np.eye(o.WIDTH) + noise_dd, covariance.unpack(new.cov, o.WIDTH).numpy())
