@@ -277,7 +277,7 @@ def fedshrink(
         return Down(shared=server)
 
     def local(down: Down, client: Any, data: Data, key: Tensor) -> tuple[Any, Up, dict[str, Tensor]]:
-        shared, amount = down.shared, torch.tensor(ridge, dtype=torch.float64)
+        shared, amount = down.shared, torch.full((), ridge, dtype=torch.float64)
         z_Nd, y_N, real_N = samples(shared.body, data)
         e = estimates(moments(z_Nd, y_N, real_N, classes), shared)  # [1]
         gaussian = Gaussian(means(e, train_with), shrunk(e))
