@@ -96,8 +96,11 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
         def taken(item: pytest.Item) -> bool:
             return _is_usual(item) and is_slow(item.nodeid) in wanted
 
-        config.hook.pytest_deselected(items=[item for item in items if not taken(item)])
-        items[:] = filter(taken, items)
+        some, rest = [], []
+        for item in items:
+            (some if taken(item) else rest).append(item)
+        config.hook.pytest_deselected(items=rest)
+        items[:] = some
 
     def place(item: pytest.Item) -> int:
         return next((k for k, name in enumerate(LONGEST) if item.path.as_posix().endswith(name)), len(LONGEST))
