@@ -29,7 +29,7 @@ HERE = Path(__file__).parent
 RESULTS = HERE.parent / "results"
 PAGE = HERE / "results" / "rivals.md"
 MARK = "<!-- docs/rivals.py makes what follows: do not edit it -->"
-TRIALS, TABLE = "own/development", "own/table6"
+TRIALS, TABLE, JOINS = "own/development", "own/table6", "own/table7"
 SEED = 0
 NAMES = {"cifar10": "CIFAR-10", "fashion_mnist": "Fashion-MNIST"}
 
@@ -95,12 +95,12 @@ def searched(rows: pd.DataFrame) -> set[str]:
     return {name for name in names if len({str(values.get(name)) for values in rows["values"]}) > 1}
 
 
-def accuracies() -> tuple[pd.DataFrame, dict[tuple[str, str], SeedResult], int]:
+def accuracies(recipe: str = TABLE) -> tuple[pd.DataFrame, dict[tuple[str, str], SeedResult], int]:
     """Settings x methods in per cent, each result, and how many runs are missing."""
     values: dict[tuple[str, str], float] = {}
     results: dict[tuple[str, str], SeedResult] = {}
     missing = 0
-    for c, one in measured(TABLE):
+    for c, one in measured(recipe):
         at = ", ".join(str(v) for k, v in c.where.items() if k != "method"), str(c.where["method"])
         missing += one is None
         values[at] = np.nan if one is None or one.value is None else one.value
@@ -149,7 +149,7 @@ def of_table(frame: pd.DataFrame, results: Mapping[tuple[str, str], SeedResult])
             f"| {title(method)} | {frame[method].mean():.1f} | {cells} | {int((places[method] == 1).sum())} "
             f"| {places[method].mean():.1f} | {int(frame[method].isna().sum()) or ''} |"
         )
-    lines.append("\n## All accuracies\n")
+    lines += ["", *beside(frame, results), "\n## All accuracies\n"]
     for key, name in NAMES.items():
         some = frame[parts["data"].eq(key).to_numpy()]
         lines += [f"{name}:\n", f"| method | {' | '.join(w.partition(', ')[2] for w in some.index)} |",
@@ -158,6 +158,24 @@ def of_table(frame: pd.DataFrame, results: Mapping[tuple[str, str], SeedResult])
             lines.append(f"| {title(method)} | {' | '.join(map(text, some[method]))} |")
         lines.append("")
     return lines[:-1]
+
+
+def beside(frame: pd.DataFrame, results: Mapping[tuple[str, str], SeedResult]) -> list[str]:
+    """The worst tenth, calibration, and clients that join: means over the settings where training did not diverge."""
+    joins = accuracies(JOINS)[0]
+    facts = pd.DataFrame({key: dict(one.facts) for key, one in results.items()}).T.groupby(level=1).mean()
+    lines = [
+        "## Beside the mean\n",
+        "Means over the settings where training did not diverge: of the tenth of the clients with the lowest accuracy,",
+        "at least one; of the expected calibration error (0 is best); and of three clients that join after training,",
+        "each with as many samples as the others.\n",
+        "| method | worst tenth | calibration error | clients that join |",
+        "| :-- | --: | --: | --: |",
+    ]
+    for method in frame.mean().sort_values(ascending=False).index:
+        worst, error = facts.loc[method, ["worst_decile", "calibration_error"]]
+        lines.append(f"| {title(method)} | {worst:.1f} | {error:.3f} | {joins[method].mean():.1f} |")
+    return lines
 
 
 def title(method: object) -> str:
@@ -181,6 +199,7 @@ def page() -> str:
     frame = trials()
     lines: Sequence[str] = [MARK, "\n## What was chosen\n", *of_trials(frame)]
     table, results, missing = accuracies()
+    missing = max(missing, accuracies(JOINS)[2])
     left = [
         f"\n{missing} of {table.size} runs on the 24 settings are missing. No result is looked at before all are there."
     ]

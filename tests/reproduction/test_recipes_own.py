@@ -140,8 +140,14 @@ def test_other_clients_are_the_only_difference() -> None:
         assert c.study == study.model_copy(update={"data_seed": 2})
 
 
-def test_clients_that_join_are_measured_in_the_same_runs() -> None:
-    first, third = recipes.get("own/table1").cells, recipes.get("own/table3").cells
-    assert {digest(c.study) for c in first if c.study} == {digest(c.study) for c in third if c.study}
+@pytest.mark.parametrize(("first", "joins"), [("own/table1", "own/table3"), ("own/table6", "own/table7")])
+def test_clients_that_join_are_measured_in_the_same_runs(first: str, joins: str) -> None:
+    one, other = ({digest(c.study) for c in recipes.get(name).cells if c.study} for name in (first, joins))
+    assert one == other
+
+
+def test_clients_that_join_come_as_they_are_or_in_noise() -> None:
+    third = recipes.get("own/table3").cells
     met = Counter((c.where["new_clients"], c.condition) for c in third)
     assert met == {("clean", ""): 288, ("noise", "noise:std=0.3"): 288}
+    assert all(c.condition == "" for c in recipes.get("own/table7").cells if c.study)

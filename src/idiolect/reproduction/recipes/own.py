@@ -208,9 +208,18 @@ def table6() -> Recipe:
     )
 
 
-def _chosen(where: Mapping[str, Any], method: str) -> Cell:
+def table7() -> Recipe:
+    """Three clients that join after training, in the runs of own/table6."""
+    cells = [_chosen(where, method, condition="") for where in _conditions() for method in _FIELD]
+    return Recipe(
+        "own/table7", "", "results", tuple(cells), assumptions=("The protocol is docs/results/rivals.md. One seed, 0.",)
+    )
+
+
+def _chosen(where: Mapping[str, Any], method: str, condition: str | None = None) -> Cell:
     """A cell with the settings that the trials chose."""
     if method not in _CHOICES:
         return Cell({**where, "method": method}, absent="its settings are not chosen yet: see own/development")
-    c = cell({**where, "method": method}, _settings(where) | {"data_seed": _NEW_CLIENTS}, method)
+    settings = _settings(where) | {"data_seed": _NEW_CLIENTS}
+    c = cell({**where, "method": method}, settings, method, condition=condition)
     return _with_use(c, _trials(method)[_CHOICES[method] - 1])
