@@ -118,8 +118,12 @@ def page(name: str, known: Anatomy) -> str:
     entry = methods.get(name)
     doc = read(entry.build)
     path = Path(inspect.getsourcefile(entry.build) or "")
-    source = path.read_text()
-    lines, marked = source.splitlines(), statements(source, path.name)
+    files = [path, *sorted(path.parent.glob(f"_{path.stem}_*.py"))]  # a long method has parts of its own
+    lines = {file.name: file.read_text().splitlines() for file in files}
+    marked: dict[str, list[tuple[str, int, int]]] = {}
+    for file in files:
+        for number, spans in statements(file.read_text(), file.name).items():
+            marked.setdefault(number, []).extend((file.name, *span) for span in spans)
     numbers = {e.number for e in doc.equations}
     if numbers != set(marked):
         raise ValueError(
@@ -127,11 +131,13 @@ def page(name: str, known: Anatomy) -> str:
             f"{', '.join(sorted(marked)) or 'none'} in the code: give an equation and its statements the same number"
         )
     out = [f"# {entry.title}", "", f"{_upper(entry.summary)}", ""]
-    out += [f"One file: [{path.name}]({SOURCE}/{path.name}). On the command line: `--methods {name}`.", ""]
+    links = " and ".join(f"[{file.name}]({SOURCE}/{file.name})" for file in files)
+    out += [f"{'One file' if len(files) == 1 else 'Code'}: {links}. On the command line: `--methods {name}`.", ""]
     if doc.equations:
         out += ["## Equations and code", "", "<table>"]
         places = [""] + [e.place for e in doc.equations]
-        narrow = iter(_narrow([_plain(lines, *span) for e in doc.equations for span in marked[e.number]]))
+        spans = [span for e in doc.equations for span in marked[e.number]]
+        narrow = iter(_narrow([_plain(lines[file], first, last) for file, first, last in spans]))
         for before, equation in zip(places, doc.equations, strict=False):
             if equation.place != before:
                 out += [f'<tr><td colspan="3"><b>{html.escape(equation.place)}</b></td></tr>']
@@ -139,7 +145,7 @@ def page(name: str, known: Anatomy) -> str:
             lines_of = "<br>".join(f"<code>{html.escape(p)}</code>" for p in parts if p)
             out += ["<tr>", f"<td>[{equation.number}]</td>", f"<td>{lines_of}</td>", "<td>", ""]
             for span in marked[equation.number]:
-                out += _code(next(narrow), path.name, *span)
+                out += _code(next(narrow), *span)
             out += ["</td>", "</tr>"]
         out += ["</table>", ""]
     out += ["## What is sent and what stays", "", "| | what | bytes |", "| :-- | :-- | --: |"]

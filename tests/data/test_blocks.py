@@ -119,7 +119,7 @@ def test_only_inner_samples_choose_the_shares_of_fedshrink(seed, monkeypatch):
     monkeypatch.setattr(mixture, "shares", lambda logp_NK, w_N, prior: given.append(w_N) or torch.tensor([0.5, 0.5]))
     for one in (inner_N, None):
         mixture.fit(
-            lambda sums: heads, z_Nd, y_N, weight_N, torch.tensor(3), classes=3, folds=3, prior=1.0, inner_N=one
+            lambda sums, w_N: heads, z_Nd, y_N, weight_N, torch.tensor(3), classes=3, folds=3, prior=1.0, inner_N=one
         )
     assert torch.equal(given[0], inner_N)
     assert torch.equal(given[1], weight_N)

@@ -1,4 +1,4 @@
-"""FedLDA and pFedFDA under the noise of privacy: their server's covariance stays one."""
+"""FedLDA, pFedFDA and FedShrink under the noise of privacy: their server's covariance stays one."""
 
 from __future__ import annotations
 
@@ -10,6 +10,7 @@ import torch
 from idiolect import methods
 from idiolect.core import tree
 from idiolect.core.reduction import Reduced
+from idiolect.methods.fedshrink import SCALE
 from idiolect.statistics import covariance
 
 
@@ -41,3 +42,19 @@ def test_any_other_is_the_mean_of_the_clients_to_the_bit(name: str) -> None:
     root_dd = np.random.default_rng(1).normal(size=(o.WIDTH, 2))
     increment_dd = root_dd @ root_dd.T - 0.4 * np.eye(o.WIDTH)
     np.testing.assert_array_equal(aggregated(name, 1.0, increment_dd), np.eye(o.WIDTH) + increment_dd)
+
+
+def test_fedshrink_keeps_the_trace_of_what_noise_has_made_no_covariance() -> None:
+    draw_dd = np.random.default_rng(2).normal(0, 0.4, (o.WIDTH, o.WIDTH))
+    noise_dd = np.tril(draw_dd) + np.tril(draw_dd, -1).T
+    method = methods.build("fedshrink", {}, o.task())
+    server = method.init_server(o.key())
+    sent = method.local(o.one(method, server, 0), (), o.data(*o.federation()[0]), o.key())[1].value
+    value = tree.zeros(sent)._replace(cov=SCALE.cov * covariance.pack(torch.tensor(noise_dd)) / o.WIDTH)  # tr S = d
+    new, _ = method.aggregate(server, Reduced(value), torch.arange(len(o.IDS)))
+    given_d, got_d = (
+        np.linalg.eigvalsh(a) for a in (np.eye(o.WIDTH) + noise_dd, covariance.unpack(new.cov, o.WIDTH).numpy())
+    )
+    assert given_d[0] < 0
+    assert got_d[0] > 0
+    np.testing.assert_allclose(got_d.sum(), given_d.sum())

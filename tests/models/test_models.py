@@ -64,6 +64,7 @@ def published(model: Model, x: Tensor, paddings: list[int], slope: float, pooled
         ("fedcr_cifar_cnn", COLOUR, [0, 0], 0.0),
         ("small_cnn", (1, 8, 8), [1, 1], 0.01),
         ("small_cnn", (3, 9, 13), [1, 1], 0.01),
+        ("tiny_cnn", GREY, [0, 0], 0.01),
         ("mlp", (2, 5), [], 0.01),
     ],
 )

@@ -28,7 +28,10 @@ ALL = {
     ],
 }  # fmt: skip
 EVERY = [f"{paper}/{entry}" for paper, entries in ALL.items() for entry in entries]
-OWN = ["natural/table1", *(f"own/table{n}" for n in (1, 3, 4, 5, 6)), "own/development"]
+OWN = [
+    "natural/table1", *(f"own/table{n}" for n in (1, 3, 4, 5, 6, 7)), "own/development", "own/long", "own/one_round",
+    "own/private_rates", "own/private",
+]  # fmt: skip
 
 
 class Said(NamedTuple):

@@ -6,7 +6,7 @@ import torch
 from torch.func import vmap
 
 from idiolect.core.errors import InputError
-from idiolect.statistics.covariance import at_least, clip_correlation, pack, ridge, shrink, unpack
+from idiolect.statistics.covariance import above_noise, at_least, clip_correlation, pack, ridge, shrink, unpack
 
 D = 6
 
@@ -80,6 +80,34 @@ def test_at_least_leaves_others_to_the_bit(cov):
             at_least(torch.tensor(cov, dtype=dtype), 0.5).nan_to_num(7), torch.tensor(cov, dtype=dtype).nan_to_num(7)
         )
     assert torch.equal(at_least(torch.tensor(indefinite()), 0.0), torch.tensor(indefinite()))
+
+
+@pytest.mark.parametrize("size", [1e-3, 0.3, 3.0, 8.0])
+def test_above_noise_keeps_the_trace_and_what_is_larger_than_the_noise(size):
+    noise = np.random.default_rng(2).normal(0, size, (D, D))
+    cov = spd(rank=2) + noise + noise.T
+    value, vector = np.linalg.eigh(cov)
+    assert value[0] < 0
+    assert value.sum() > 0
+    count = (value <= -value[0]).sum()
+    while value[:count].mean() < 0:
+        count += 1
+    want = (vector * np.r_[np.full(count, value[:count].mean()), value[count:]]) @ vector.T
+    out = above_noise(torch.tensor(cov)).numpy()
+    np.testing.assert_allclose(out, want, atol=1e-9)
+    assert np.trace(out) == pytest.approx(np.trace(cov))
+    assert np.linalg.eigvalsh(out).min() > -1e-9
+
+
+def test_above_noise_of_a_negative_trace_is_0():
+    assert not above_noise(torch.diag(torch.tensor([-3.0, 1.0, 1.0]))).any()
+
+
+@pytest.mark.parametrize("cov", [spd(), spd(rank=2), np.full((D, D), np.nan), np.zeros((D, D))])
+def test_above_noise_leaves_a_covariance_to_the_bit(cov):
+    for dtype in (torch.float32, torch.float64):
+        given = torch.tensor(cov, dtype=dtype)
+        assert torch.equal(above_noise(given).nan_to_num(7), given.nan_to_num(7))
 
 
 def test_clip_correlation_leaves_a_good_matrix_to_the_bit():

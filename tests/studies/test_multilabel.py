@@ -21,6 +21,7 @@ from idiolect.core.errors import InputError, Interrupted
 from idiolect.core.method import SGD, Data, Method, Task, Training
 from idiolect.core.network import Network
 from idiolect.core.objectives import OBJECTIVES
+from idiolect.core.reduction import Reduced
 from idiolect.data.datasets.dataset import Source
 from idiolect.runs import reader
 from idiolect.simulation import label_measures
@@ -113,16 +114,19 @@ def test_fedshrink_learns_each_label_as_two_classes() -> None:
     method, client, x, y = shrunk(train_with="own", alignment=0.7, spread_samples=0.0, covariance_samples=0.0)
     server = method.init_server(keys.key(1))
     _, up, _ = method.local(method.send(server, torch.tensor([0])), (), client, keys.key(2))
+    after, _ = method.aggregate(server, Reduced(up.value), torch.tensor([0]))  # of one client: its own
     (body,), (change,) = server.body.values(), up.value.body.values()
     z, labels, has = x @ body.double().numpy().T, range(y.shape[1]), y.astype(int)
     means = np.stack([z[has[:, k] == c].mean(0) for k in labels for c in (0, 1)])
-    np.testing.assert_allclose(up.value.mean_Cd, means, rtol=1e-4, atol=1e-5)  # the server's are 0
+    np.testing.assert_allclose(after.mean_Cd, means, rtol=1e-4, atol=1e-5)
     counts = np.array([(has[:, k] == c).sum() for k in labels for c in (0, 1)])
-    np.testing.assert_allclose(up.weight.n_C, counts)
+    np.testing.assert_allclose(after.share_C, counts / len(x), rtol=1e-5)
+    alike = [c * (c - 1) / len(x) / (len(x) - 1) for c in counts]
+    np.testing.assert_allclose(after.agreement, np.sum(alike) / len(labels), rtol=1e-5)  # the mean over labels
     rest = np.concatenate([z - means[2 * k + has[:, k]] for k in labels])  # a sample counts once for each label
-    cov = covariance.unpack((up.value.cov + server.cov).double(), 3).numpy()
-    np.testing.assert_allclose(cov, rest.T @ rest / (len(rest) - 1), rtol=1e-3, atol=1e-5)
-    weight = np.linalg.solve(rest.T @ rest / len(rest) + 0.3 * np.eye(3), means.T).T
+    cov = covariance.unpack(after.cov.double(), 3).numpy()
+    np.testing.assert_allclose(cov, rest.T @ rest / (len(rest) - len(means)), rtol=1e-3, atol=1e-5)
+    weight = np.linalg.solve(rest.T @ rest / (len(rest) - len(means)) + 0.3 * np.eye(3), means.T).T
     bias = -0.5 * (means * weight).sum(1) + np.log(counts / len(x))
     theta = body.double().clone().requires_grad_()
     z_B = torch.from_numpy(x) @ theta.T
@@ -138,7 +142,7 @@ def test_fedshrink_learns_each_label_as_two_classes() -> None:
 
 def test_fedshrink_with_one_head_is_the_linear_discriminant_of_each_label() -> None:
     """Prediction of a label is that of two Gaussian classes, whatever the other labels are."""
-    method, client, x, y = shrunk(rows=40, personal="own", covariance_samples=0.0, ridge=1e-6)
+    method, client, x, y = shrunk(rows=40, personal="own", covariance_samples=0.0, head_ridge=1e-6)
     server = method.init_server(keys.key(1))
     down = method.send(server, torch.tensor([0]))
     own = method.personalise(down, (), client, keys.key(3))
@@ -151,7 +155,8 @@ def test_fedshrink_with_one_head_is_the_linear_discriminant_of_each_label() -> N
     rest = np.concatenate([z - np.stack(means[k])[has[:, k]] for k in range(2)])
     for k in range(2):
         density = [
-            (has[:, k] == c).mean() * multivariate_normal(means[k][c], rest.T @ rest / len(rest)).pdf(z) for c in (0, 1)
+            (has[:, k] == c).mean() * multivariate_normal(means[k][c], rest.T @ rest / (len(rest) - 4)).pdf(z)
+            for c in (0, 1)
         ]
         np.testing.assert_allclose(got[:, k, 1], density[1] / (density[0] + density[1]), rtol=2e-2, atol=2e-3)
 

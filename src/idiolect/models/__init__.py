@@ -15,7 +15,7 @@ from idiolect.core.network import Buffers, Network, Precision
 from idiolect.core.option_spec import Spec
 from idiolect.core.tree import Tree
 from idiolect.models import own, pretrained
-from idiolect.models.cnn import cifar_cnn, fedcr_cifar_cnn, fedcr_fmnist_cnn, fmnist_cnn, small_cnn
+from idiolect.models.cnn import cifar_cnn, fedcr_cifar_cnn, fedcr_fmnist_cnn, fmnist_cnn, small_cnn, tiny_cnn
 from idiolect.models.dense import fedcr_mlp, mlp
 from idiolect.models.mobilenet import mobilenetv3_small
 from idiolect.models.parts import Parts, Shape, with_vocabulary
@@ -27,7 +27,7 @@ NETWORKS: dict[str, Callable[..., Parts]] = {
     f.__name__: f
     for f in (
         fmnist_cnn, cifar_cnn, fedcr_mlp, fedcr_fmnist_cnn, fedcr_cifar_cnn,
-        resnet18, resnet18_cifar, wrn16_2, mobilenetv3_small, small_cnn, mlp, har_cnn,
+        resnet18, resnet18_cifar, wrn16_2, mobilenetv3_small, small_cnn, tiny_cnn, mlp, har_cnn,
         embedding_mean, text_cnn, char_lstm,
     )
 }  # fmt: skip

@@ -68,6 +68,17 @@ def small_cnn(shape: Shape, classes: int) -> Parts:
     return nn.Sequential(*convs, nn.Flatten(), nn.Linear(flat, 64), nn.LeakyReLU()), nn.Linear(64, classes)
 
 
+def tiny_cnn(shape: Shape, classes: int) -> Parts:
+    """Two convolutions (6, 12) and one layer of d = 14 for 28x28 grey images; body 4,670 parameters.
+
+    For privacy, whose noise grows with what is sent.
+    """
+    needs("tiny_cnn", shape, (1, 28, 28))
+    return nn.Sequential(
+        *_conv(1, 6, 5), *_conv(6, 12, 5), nn.Flatten(), nn.Linear(192, 14), nn.LeakyReLU()
+    ), nn.Linear(14, classes)  # fmt: skip
+
+
 def _conv(inputs: int, outputs: int, kernel: int, padding: int = 0, slope: float = 0.01) -> tuple[nn.Module, ...]:
     activation = nn.LeakyReLU(slope) if slope else nn.ReLU()
     return nn.Conv2d(inputs, outputs, kernel, padding=padding), nn.MaxPool2d(2), activation

@@ -97,6 +97,33 @@ def at_least(cov_dd: Tensor, floor: float) -> Tensor:
     return lifted.to(cov_dd.dtype)
 
 
+def above_noise(cov_dd: Tensor) -> Tensor:
+    """A covariance from one that noise has made none: it keeps its trace, and what is no larger than noise is one size.
+
+    Symmetric noise of size r moves eigenvalues by -r to r, so that the least one, where it is below 0, says r. All
+    eigenvalues up to r become their mean; where that is below 0, as many more do as raise it to 0. A covariance comes
+    back to the bit, and a matrix that is not finite too; one with a negative trace becomes 0.
+
+    Args:
+        cov_dd: symmetric.
+
+    Source: idiolect's own.
+    """
+    cov = cov_dd.double()
+    if not cov.isfinite().all() or torch.linalg.cholesky_ex(cov).info == 0:
+        return cov_dd
+    value_d, vector_dd = torch.linalg.eigh(cov)
+    size = (-value_d[0]).clamp(min=0)
+    if size <= 10 * torch.finfo(cov_dd.dtype).eps * value_d[-1]:  # rounding, not noise
+        return cov_dd
+    d = len(value_d)
+    mean_d = value_d.cumsum(0) / torch.arange(1, d + 1, device=value_d.device)  # of the least ones
+    count = torch.maximum((value_d <= size).sum(), (mean_d < 0).sum() + 1).clamp(max=d)
+    level_d = torch.where(torch.arange(d, device=value_d.device) < count, mean_d[count - 1].clamp(min=0), value_d)
+    lifted: Tensor = (vector_dd * level_d) @ vector_dd.mT
+    return lifted.to(cov_dd.dtype)
+
+
 def pack(cov_dd: Tensor) -> Tensor:
     """The upper triangle of a symmetric matrix, row by row: (d (d + 1) / 2,). This is all that has to be sent."""
     row, column, _ = _places(cov_dd.shape[-1], cov_dd.device)

@@ -32,7 +32,7 @@ def softmax(logit_C: Tensor) -> Tensor:
 
 
 def fit(
-    heads_from: Callable[[Moments], LinearHead],
+    heads_from: Callable[[Moments, Tensor], LinearHead],
     z_Nd: Tensor,
     y_N: Tensor,
     weight_N: Tensor,
@@ -48,7 +48,7 @@ def fit(
     """The heads of all samples, with the shares that predict best when each sample's heads come from the other folds.
 
     Args:
-        heads_from: from moments of some samples to K heads.
+        heads_from: from moments of some samples, and all samples' weights, 0 for the others, to K heads.
         z_Nd: features.
         y_N: labels.
         weight_N: at least 0; a sample of weight 0 is ignored.
@@ -63,12 +63,13 @@ def fit(
     """
     fold_N = stratified_folds(y_N, weight_N, key, folds=folds, sample_N=group_N)
     parts = moments_by_fold(z_Nd, y_N, weight_N, fold_N, classes=classes, folds=folds)
-    heads = heads_from(total(parts))
+    heads = heads_from(total(parts), weight_N)
     if len(heads.bias_C) == 1:
         return Mixture(heads, weight_N.new_ones(1))
     logp_NK = torch.zeros(len(y_N), len(heads.bias_C), dtype=torch.float64)
     for fold in range(folds):
-        logp_NKC = _each(heads_from(total([*parts[:fold], *parts[fold + 1 :]])), z_Nd, normalised).double()
+        others = heads_from(total([*parts[:fold], *parts[fold + 1 :]]), weight_N * (fold_N != fold))
+        logp_NKC = _each(others, z_Nd, normalised).double()
         of_label_NK = logp_NKC.gather(2, y_N[:, None, None].expand(-1, len(heads.bias_C), 1))[..., 0]
         logp_NK = torch.where((fold_N == fold)[:, None], of_label_NK, logp_NK)
     counted_N = weight_N if inner_N is None else weight_N * inner_N

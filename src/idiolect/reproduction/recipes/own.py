@@ -10,6 +10,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping
 from dataclasses import replace
 from functools import cache
+from importlib.util import find_spec
 from itertools import product
 from typing import Any
 
@@ -54,6 +55,9 @@ _FEDSHRINK_WITHOUT = {
     "trained with everyone's means": "fedshrink:train_with=everyone",
     "trained with the client's own means": "fedshrink:train_with=own",
     "one head, shrunk": "fedshrink:personal=shrunk",
+    "no linear heads": "fedshrink:personal=gaussians",
+    "ridges of heads 1": "fedshrink:head_ridge=1",
+    "ridges of heads 20": "fedshrink:head_ridge=20",
     "ridge 0.1": "fedshrink:ridge=0.1",
     "ridge 1": "fedshrink:ridge=1",
 }
@@ -145,6 +149,103 @@ def table5() -> Recipe:
     )
 
 
+_TRAINED = ("fedlda", "fedpac", "pfedfda", "fedcr", "ditto")
+
+
+def long() -> Recipe:
+    """Much data and long training: all of Fashion-MNIST, 150 rounds, the four papers' methods, Ditto and FedShrink."""
+    cells = []
+    for partition, method in product(("classes_5", "dirichlet_0.5"), ("fedshrink", *_TRAINED)):
+        settings = {
+            "dataset": "fashion_mnist", "partition": _PARTITIONS[partition], "clients": 15, "data_seed": _NEW_CLIENTS,
+            "rounds": 150, "local_epochs": 1, "batch_size": 50, "lr": 0.02, "momentum": 0.5, "weight_decay": 5e-4,
+            "evaluate_every": 150,
+        }  # fmt: skip
+        cells.append(cell({"dataset": "fashion_mnist", "partition": partition, "method": method}, settings, method))
+    return Recipe("own/long", "", "results", tuple(cells), assumptions=("One seed, 0.",))
+
+
+_FOLDER = "$IDIOLECT_DATA/natural"
+_MINILM, _LITE0 = f"hf:{_FOLDER}/all-MiniLM-L6-v2,body=identity", "torch:lite0.lite0,body=identity"
+_ON_FEATURES: dict[str, dict[str, Any]] = {
+    "ag_news": {
+        "data": f"{_FOLDER}/ag_news_test.csv", "header": "none", "target": "1", "text": "3", "clients": 20,
+        "partition": "dirichlet:alpha=0.3,test_fraction=0.5", "model": _MINILM,
+    },
+    "shops": {
+        "data": f"{_FOLDER}/reviews.parquet", "client_column": "shop", "target": "label", "text": "text",
+        "model": _MINILM,
+    },
+    "cifar10": {
+        "dataset": "cifar10", "partition": "dirichlet:alpha=0.1,test_fraction=0.1", "sizes": 100, "clients": 20,
+        "model": _LITE0,
+    },
+    "fashion_mnist": {
+        "dataset": "fashion_mnist", "partition": "dirichlet:alpha=0.3,test_fraction=0.1", "sizes": 100, "clients": 20,
+        "model": _LITE0,
+    },
+}  # fmt: skip
+_NO_LITE0 = "it needs the folder examples on PYTHONPATH, and the two packages that examples/lite0.py names"
+
+
+def one_round() -> Recipe:
+    """One round of FedShrink on frozen features beside fifty of others, which train heads on the same features."""
+    heads = ("fedshrink", "local", "fedavg", "fedavg_ft", "fedrep", "ditto", "fedlda", "fedpac")
+    each = [("fedshrink", 1), *((method, 50) for method in heads)]
+    cells = [_on_features(name, method, rounds) for name in _ON_FEATURES for method, rounds in each]
+    return Recipe("own/one_round", "", "results", tuple(cells), assumptions=("Three seeds are --seeds 0,1,2.",))
+
+
+def _on_features(name: str, method: str, rounds: int) -> Cell:
+    where, source = {"data": name, "rounds": rounds, "method": method}, _ON_FEATURES[name]
+    if source["model"] == _LITE0 and not find_spec("lite0"):
+        return Cell(where, absent=_NO_LITE0)
+    settings = source | {
+        "data_seed": 2, "rounds": rounds, "local_epochs": 2, "batch_size": 20, "lr": 0.01, "momentum": 0.5,
+        "weight_decay": 5e-4, "evaluate_every": rounds,
+    }  # fmt: skip
+    return cell(where, settings, _METHODS.get(method) or method, stage="received" if method == "fedavg" else None)
+
+
+_EPSILONS = {"1": 5.783, "3": 2.378, "8": 1.211}
+"""Noise multipliers, by epsilon at a delta of 1e-4 after 40 rounds of a quarter of the clients."""
+_PRIVATE = {
+    "fedavg_ft": "fedavg_ft", "fedlda": "fedlda", "pfedfda": "pfedfda", "fedshrink": "fedshrink:memory=0.9",
+}  # fmt: skip
+_RATES = (0.02, 0.05, 0.12)
+_PRIVATE_RATE: dict[str, float] = {}
+"""The best of ``_RATES`` in own/private_rates: docs/results/privacy.md."""
+
+
+def _private(epsilon: str, method: str, lr: float, data_seed: int) -> Cell:
+    where = {"epsilon": epsilon, "method": method}
+    settings = {
+        "dataset": "fashion_mnist", "partition": "dirichlet_fixed:alpha=0.3,rows=30", "clients": 2000,
+        "data_seed": data_seed, "model": "tiny_cnn", "rounds": 40, "participation": 0.25, "local_epochs": 2,
+        "batch_size": 8, "lr": lr, "momentum": 0.0, "evaluate_every": 40,
+        "privacy": f"gaussian:norm=0.5,noise_multiplier={_EPSILONS[epsilon]},delta=0.0001",
+    }  # fmt: skip
+    return cell(where | ({"lr": lr} if data_seed == 1 else {}), settings, _PRIVATE[method])
+
+
+def private_rates() -> Recipe:
+    """Three learning rates for each method of own/private, at epsilon 3, on other clients."""
+    cells = tuple(_private("3", method, lr, 1) for method in _PRIVATE for lr in _RATES)
+    return Recipe("own/private_rates", "", "results", cells, assumptions=("Of development. One seed, 0.",))
+
+
+def private() -> Recipe:
+    """Client-level privacy with 2,000 small clients: what is left at epsilon 1, 3 and 8."""
+    cells = [
+        _private(epsilon, method, _PRIVATE_RATE[method], 2)
+        if method in _PRIVATE_RATE
+        else Cell({"epsilon": epsilon, "method": method}, absent="its rate is not chosen yet: see own/private_rates")
+        for epsilon in _EPSILONS
+        for method in _PRIVATE
+    ]
+    return Recipe("own/private", "", "results", tuple(cells), assumptions=("Three seeds are --seeds 0,1,2.",))
+
+
 _FIELD = (
     "local", "fedavg", "fedavg_ft", "fedrep", "ditto", "fedlda", "fedpac", "pfedfda", "fedcr", "fedshrink", "fedala",
     "feddbe", "fedas", "gpfl", "fedcp", "moon", "feddyn", "fedamp", "perfedavg",
@@ -159,7 +260,7 @@ _DEVELOPMENT: tuple[dict[str, Any], ...] = (
 _CHOICES: dict[str, int] = {
     "local": 6, "fedavg": 3, "fedavg_ft": 6, "fedrep": 3, "ditto": 6, "fedlda": 1, "fedpac": 1, "pfedfda": 1,
     "fedcr": 2, "fedala": 1, "feddbe": 3, "fedas": 3, "gpfl": 6, "fedcp": 3, "moon": 3, "feddyn": 6, "fedamp": 3,
-    "perfedavg": 2,
+    "perfedavg": 2, "fedshrink": 1,
 }  # fmt: skip
 """Which trial of ``development`` is each method's choice: docs/rivals.py says it, and a test compares."""
 

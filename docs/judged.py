@@ -1,0 +1,182 @@
+"""How FedShrink did in the report of its second version: sections of its page, from the files in results.
+
+docs/methods/fedshrink-protocol.md says what is measured and what counts as success. docs/own.py writes the page.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import replace
+from pathlib import Path
+from typing import NamedTuple
+
+import numpy as np
+
+from idiolect import methods
+from idiolect.report.compare import interval
+from idiolect.reproduction import outcome_files, recipes, searches
+from idiolect.reproduction.outcomes import SeedResult
+
+# N cells
+
+RESULTS = Path(__file__).parent.parent / "results"
+OURS = "fedshrink"
+FOUR = ("fedlda", "fedpac", "pfedfda", "fedcr")
+CELLS = ("own/table6", "own/long", "natural/table1")
+ONE_ROUND, PRIVATE = "own/one_round", "own/private"
+SEEDS = {
+    "own/table6": (0,), "own/long": (0,), "natural/table1": (0, 1, 2, 3, 4), ONE_ROUND: (0, 1, 2), PRIVATE: (0, 1, 2),
+}  # fmt: skip
+UNJUDGED = ("schools",)  # measured in squared error, not in points
+Where = tuple[str, ...]
+Found = Mapping[Where, Mapping[str, Mapping[int, SeedResult]]]
+"""By the conditions of a cell, by method, by seed."""
+
+
+class Judged(NamedTuple):
+    """FedShrink in a cell, and the best of the others."""
+
+    where: str
+    ours: float
+    best: str
+    beyond: float
+    """FedShrink less the best of the others, in points."""
+    beyond_four: float
+    """The same for the best of the four papers' methods."""
+    tenth: float
+    """The worst tenth of the clients, less Local's; NaN where there is none."""
+    calibration: float
+
+
+def read(names: Sequence[str]) -> tuple[Found, int]:
+    """What the files of recipes have, and how many numbers are missing."""
+    found: dict[Where, dict[str, Mapping[int, SeedResult]]] = {}
+    missing = 0
+    for name in names:
+        recipe = recipes.get(name)
+        if not isinstance(recipe.tuned, str):
+            recipe = searches.tuned_recipe(recipe)
+            recipe = replace(recipe, cells=tuple(searches.with_searches(recipe, recipe.cells)))
+        for cell in recipe.cells:
+            known = outcome_files.kept_results(recipe, cell, RESULTS)
+            where = tuple(str(v) for k, v in cell.where.items() if k != "method")
+            found.setdefault(where, {})[str(cell.where["method"])] = known
+            missing += sum(seed not in known for seed in SEEDS[name])
+    return found, missing
+
+
+def section(names: Sequence[str], text: Callable[[Found], list[str]]) -> list[str]:
+    """What recipes show, or how many of their numbers are missing."""
+    found, missing = read(names)
+    if missing:
+        return [f"{missing} numbers are missing. No result of FedShrink is looked at before all are there."]
+    return text(found)
+
+
+def judged(found: Found) -> list[Judged]:
+    """Every cell in points."""
+    cells = []
+    for where, by_method in found.items():
+        if where[0] in UNJUDGED:
+            continue
+        values = {m: mean(by_method[m]) for m in by_method}
+        others = {m: value for m, value in values.items() if m != OURS and not np.isnan(value)}
+        best = max(others, key=lambda m: others[m])
+        tenths = [fact(by_method[m], "worst_decile") if m in by_method else np.nan for m in (OURS, "local")]
+        cells.append(
+            Judged(
+                ", ".join(where), values[OURS], best, values[OURS] - others[best],
+                values[OURS] - max(others[m] for m in FOUR if m in others),
+                tenths[0] - tenths[1], fact(by_method[OURS], "calibration_error"),
+            )
+        )  # fmt: skip
+    return cells
+
+
+def mean(each: Mapping[int, SeedResult]) -> float:
+    """The mean over the seeds that did not diverge; NaN if all did."""
+    return float(np.mean([one.value for one in each.values() if one.value is not None] or [np.nan]))
+
+
+def fact(each: Mapping[int, SeedResult], name: str) -> float:
+    """The mean of a number over the seeds that have it."""
+    return float(np.mean([one.facts[name] for one in each.values() if name in one.facts] or [np.nan]))
+
+
+def goals(cells: Sequence[Judged]) -> list[str]:
+    """The protocol's five conditions and what became of them."""
+    count = len(cells)
+    beyond_N, four_N = (np.array([getattr(c, name) for c in cells]) for name in ("beyond", "beyond_four"))
+    tenth_N, calibration_N = (
+        np.array([x for c in cells if not np.isnan(x := getattr(c, name))]) for name in ("tenth", "calibration")
+    )
+    low, high = interval(four_N[None], np.ones(count))
+    near, lowest = int((beyond_N >= -0.3).sum()), cells[int(beyond_N.argmin())]
+    rows = [
+        (
+            "the best mean, or within 0.3 points of the best, in 90 % of the cells",
+            f"{near} of {count}; the best in {int((beyond_N > 0).sum())}", near >= 0.9 * count,
+        ),
+        (
+            "never more than 0.5 points below the best",
+            f"{int((beyond_N < -0.5).sum())} of {count} are; lowest {lowest.beyond:+.2f} ({lowest.where})",
+            bool((beyond_N >= -0.5).all()),
+        ),
+        (
+            "on average 1 point above the best of the four in the cell",
+            f"{four_N.mean():+.2f} ({low:+.2f} to {high:+.2f} over cells)", four_N.mean() >= 1,
+        ),
+        (
+            "the worst tenth of the clients at least Local's in every cell",
+            f"{int((tenth_N >= 0).sum())} of {len(tenth_N)}, lowest {tenth_N.min():+.1f}", bool((tenth_N >= 0).all()),
+        ),
+        (
+            "a calibration error of at most 0.05",
+            f"{int((calibration_N <= 0.05).sum())} of {len(calibration_N)}, mean {calibration_N.mean():.3f}",
+            bool((calibration_N <= 0.05).all()),
+        ),
+    ]  # fmt: skip
+    lines = ["| condition | found | reached |", "| :-- | :-- | :-- |"]
+    return [*lines, *(f"| {what} | {how} | {'yes' if ok else 'no'} |" for what, how, ok in rows)]
+
+
+def each(cells: Sequence[Judged]) -> list[str]:
+    """A row for each cell."""
+    lines = [
+        "| cell | FedShrink | best of the others | FedShrink less it | less the best of the four |",
+        "| :-- | --: | :-- | --: | --: |",
+    ]
+    return lines + [
+        f"| {c.where} | {c.ours:.1f} | {methods.get(c.best).title}, {c.ours - c.beyond:.1f} | {c.beyond:+.1f} "
+        f"| {c.beyond_four:+.1f} |"
+        for c in cells
+    ]
+
+
+def one_round(found: Found) -> list[str]:
+    """A row for each data set: one round of FedShrink, fifty of it, and fifty of the others."""
+    names = [m for m in found[next(where for where in found if where[1] != "1")] if m != OURS]
+    lines = [
+        f"| data | FedShrink, one round | FedShrink, fifty | {' | '.join(methods.get(m).title for m in names)} "
+        "| one round less the best of the others |",
+        "| :-- |" + " --: |" * (len(names) + 3),
+    ]
+    for data in dict.fromkeys(where[0] for where in found):
+        once, many = found[data, "1"], found[data, "50"]
+        values = [mean(many[m]) for m in names]
+        best = max(values)
+        cells = " | ".join(f"**{v:.1f}**" if v == best else f"{v:.1f}" for v in values)
+        first = mean(once[OURS])
+        lines.append(f"| {data} | {first:.1f} | {mean(many[OURS]):.1f} | {cells} | {first - best:+.1f} |")
+    return lines
+
+
+def private(found: Found) -> list[str]:
+    """A row for each epsilon."""
+    names = list(next(iter(found.values())))
+    lines = [f"| epsilon | {' | '.join(methods.get(m).title for m in names)} |", "| :-- |" + " --: |" * len(names)]
+    for where, by_method in found.items():
+        values = [mean(by_method[m]) for m in names]
+        cells = " | ".join("diverged" if np.isnan(v) else f"{v:.1f}" for v in values)
+        lines.append(f"| {where[0]} | {cells} |")
+    return lines
