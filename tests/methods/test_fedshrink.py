@@ -150,7 +150,7 @@ def slope(u: np.ndarray, z: np.ndarray, y: np.ndarray, logprior: np.ndarray) -> 
 
 
 def own_linear(z: np.ndarray, y: np.ndarray, logprior: np.ndarray) -> np.ndarray:
-    """Equation [14]."""
+    """Equation [16]."""
     u, samples = LINEAR, 15.0
     bound = 0.5 * sum(np.outer(row, row) for row in long(z)) + samples * np.eye(o.WIDTH + 1)
     for _ in range(20):
@@ -162,6 +162,14 @@ def linear_logits(z: np.ndarray, of: np.ndarray, y: np.ndarray, logprior: np.nda
     """Log-probabilities of ``of`` by both linear heads of a client with samples (z, y)."""
     everyones = log_softmax(long(of) @ LINEAR.T + smoothed(frequencies(y)), 1)
     return [everyones, log_softmax(long(of) @ own_linear(z, y, logprior).T + logprior, 1)]
+
+
+def own_frequencies(y: np.ndarray) -> np.ndarray:
+    """Good and Turing's, with everyone's among the classes that are not there."""
+    n = np.bincount(y, minlength=o.CLASSES)
+    unseen = SHARE * (n == 0)
+    u = (n == 1).sum() / (len(y) + 1) if unseen.any() else 0.0
+    return (1 - u) * n / len(y) + (u * unseen / unseen.sum() if u else 0)
 
 
 def smoothed(share: np.ndarray) -> np.ndarray:
@@ -292,10 +300,11 @@ def test_a_covariance_that_is_none_gives_no_number() -> None:
 def held_out(z: np.ndarray, y: np.ndarray, ridge: float, options: dict[str, Any]) -> np.ndarray:
     """Log-probabilities (N, K) of the labels, each by heads that have not seen its fold."""
     folds = options.get("folds", 5)
-    fold, logprior = fold_of(y, folds), o.prior(y, o.CLASSES)
+    fold = fold_of(y, folds)
     out = np.zeros((len(y), EXPERTS))
     for f in range(folds):
         there, here = fold != f, fold == f
+        logprior = smoothed(own_frequencies(y[there]))
         for k, (how, times) in enumerate(HEADS):
             prior = smoothed(frequencies(y[there])) if how == "everyone" else logprior
             w, b = head(pool(z[there], y[there], how, options), prior, times * ridge)
@@ -329,10 +338,10 @@ def test_personal_predictions(options: dict[str, Any]) -> None:
         p = sum(
             a * np.exp(log_softmax(o.embed(BODY, TEST) @ w.T + b, 1))
             for a, (how, times) in zip(share[: len(HEADS)], HEADS, strict=True)
-            for prior in [smoothed(frequencies(y)) if how == "everyone" else o.prior(y, o.CLASSES)]
+            for prior in [smoothed((frequencies if how == "everyone" else own_frequencies)(y))]
             for w, b in [head(pool(z, y, how, options), prior, times * ridge)]
         )
-        linear = linear_logits(z, o.embed(BODY, TEST), y, o.prior(y, o.CLASSES))
+        linear = linear_logits(z, o.embed(BODY, TEST), y, smoothed(own_frequencies(y)))
         p += sum(a * np.exp(logp) for a, logp in zip(share[len(HEADS) :], linear, strict=True))
         close(method.predict(down, client, torch.tensor(TEST)), np.log(p))
 
@@ -406,3 +415,20 @@ def test_one_round_tells_the_true_spread_and_covariance(spread: float) -> None:
     assert abs(np.mean(seen) - spread) < 4 * np.std(seen) / np.sqrt(len(seen))
     assert abs(np.mean(traces) - 1) < 4 * np.std(traces) / np.sqrt(len(traces))
     assert np.std(seen) < 0.2
+
+
+def test_one_sample_of_a_class_at_each_client_tells_the_true_size_of_the_covariance() -> None:
+    """No client has a scatter within a class then; clients are alike, and nothing is known before."""
+    d, clients, classes = 10, 8, 12
+    network = o.Network(lambda: (torch.nn.Identity(), torch.nn.Linear(d, classes)), (d,))
+    method = methods.build("fedshrink", {}, o.Task(network, classes, clients, o.task().training))
+    traces, spreads = [], []
+    for repeat in range(40):
+        rng = np.random.default_rng(repeat)
+        mean, y = 3 * rng.normal(size=(classes, d)), np.arange(classes)
+        data = [(mean + 0.2 * rng.normal(size=(classes, d)), y) for _ in range(clients)]
+        server, *_ = o.round_of(method, method.init_server(o.key()), dict.fromkeys(range(clients), ()), data)
+        traces.append(float(covariance.unpack(server.cov, d).trace()) / (d * 0.2**2))
+        spreads.append(float(server.spread))
+    assert abs(np.mean(traces) - 1) < 4 * np.std(traces) / np.sqrt(len(traces))
+    assert np.abs(spreads).max() < 1e-6

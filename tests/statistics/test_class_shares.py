@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 import torch
 
-from idiolect.statistics.class_shares import agreement, shrunk
+from idiolect.statistics.class_shares import agreement, shrunk, with_unseen
 
 NONE = torch.tensor(0.25)
 
@@ -50,3 +50,30 @@ def test_clients_that_agree_by_chance_have_everyones_frequencies() -> None:
 def test_clients_of_one_class_each_keep_their_counts() -> None:
     share, count = torch.tensor([0.7, 0.2, 0.1], dtype=torch.float64), torch.tensor([0.0, 9.0, 1.0]).double()
     np.testing.assert_allclose(shrunk(count, share, torch.tensor(1.0).double()), count / 10, atol=1e-8)
+
+
+def test_the_next_sample_is_of_an_unseen_class_as_often_as_estimated() -> None:
+    """Of 20,000 clients with 8 samples of 12 classes, and one more."""
+    rng = np.random.default_rng(6)
+    share = rng.dirichlet(np.ones(12))
+    drawn = rng.choice(12, (20000, 9), p=share)
+    count = np.stack([np.bincount(row[:8], minlength=12) for row in drawn])
+    p = with_unseen(torch.tensor(count).double(), torch.tensor(share).expand(count.shape)).numpy()
+    np.testing.assert_allclose(p.sum(1), 1)
+    unseen = (p * (count == 0)).sum(1)
+    new = count[np.arange(len(count)), drawn[:, 8]] == 0
+    assert abs(new.mean() - unseen.mean()) < 0.01
+
+
+def test_unseen_classes_share_as_everyone_has_them() -> None:
+    count, share = torch.tensor([4.0, 1.0, 0.0, 0.0]).double(), torch.tensor([0.5, 0.2, 0.1, 0.2]).double()
+    u = 1 / 6
+    want = [(1 - u) * 4 / 5, (1 - u) / 5, u / 3, 2 * u / 3]
+    np.testing.assert_allclose(with_unseen(count, share), want)
+
+
+def test_where_nothing_is_left_to_come_frequencies_are_counts() -> None:
+    share = torch.tensor([0.5, 0.5, 0.0]).double()
+    for count in ([1.0, 3.0, 0.0], [1.0, 2.0, 4.0]):
+        np.testing.assert_allclose(with_unseen(torch.tensor(count).double(), share), np.array(count) / sum(count))
+    np.testing.assert_allclose(with_unseen(torch.zeros(3).double(), share), 0)

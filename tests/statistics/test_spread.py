@@ -35,3 +35,20 @@ def test_among_is_the_analysis_of_variance() -> None:
 
 def test_one_client_shows_nothing() -> None:
     assert float(spread.among(Between(*(torch.tensor(a, dtype=torch.float64) for a in (0.0, 0.1, 0.1, 1.0))))) == 0
+
+
+def test_the_covariance_of_clients_with_many_samples_is_their_scatter() -> None:
+    rng = np.random.default_rng(3)
+    scatter = np.cov(rng.normal(size=(3, 9)))
+    got = spread.within(torch.tensor(scatter), torch.tensor(0.4), torch.tensor(7.0))
+    np.testing.assert_allclose(got, scatter / 0.4, rtol=1e-6)
+
+
+@pytest.mark.parametrize("free", [0.0, 0.02])
+def test_where_scatter_says_nothing_clients_are_taken_as_alike(free: float) -> None:
+    """As if five hundredths of the samples were free: what is lacking has the trace of the means' scatter, evenly."""
+    rng = np.random.default_rng(4)
+    scatter, apart = free * np.cov(rng.normal(size=(3, 9))), 2.0
+    args = (torch.tensor(a, dtype=torch.float64) for a in (scatter, free, apart))
+    want = (scatter + (0.05 - free) * apart / 3 * np.eye(3)) / 0.05
+    np.testing.assert_allclose(spread.within(*args), want, rtol=1e-12)

@@ -14,7 +14,7 @@ from idiolect.methods._fedshrink_numbers import of_numbers
 from idiolect.statistics import class_shares, covariance, label_pairs, logistic, mixture, spread
 from idiolect.statistics.gaussian import Gaussian, LinearHead, estimate, lda_head, log_prior
 from idiolect.statistics.mixture import Mixture
-from idiolect.statistics.moments import Moments, moments, weights_by_class
+from idiolect.statistics.moments import Moments, moments
 from idiolect.training import (
     Batch,
     batches,
@@ -124,32 +124,33 @@ def fedshrink(
     Server, with means over clients weighted by n:
         rho_c, h <- means of n_c / n and of sum_c n_c (n_c - 1) / (n (n - 1))                                   [8]
         mu_c <- mu_c + mean of n_c / n (m_c - mu_c), divided by the new rho_c                                   [9]
-        theta <- mean of theta_i;   S <- mean of W / n, divided by that of (n - k) / n                         [10]
+        theta <- mean of theta_i;   S <- (mean of W / n + f s I / d) / (mean of (n - k) / n + f)               [10]
         t <- (mean of sum_c n_c / n |m_c - mu_c|^2 / tr S - mean of k / n + C / sum n) / (1 - h / (K sum_c rho_c^2))
             + sum_c rho_c |mu_c - its last|^2 / tr S, with the new rho, mu, S, h; C classes, K clients         [11]
         U <- U + (M / 2 + 0.02 I)^-1 (mean of g_i - 0.02 U),   M = mean of Z Z', by the new rho, mu, S         [12]
     where g_i is a client's gradient of the mean over its samples of log softmax(U Z + log pi)_y, and
         Z = (z sqrt(d / v), 1),   v = tr S + sum_c rho_c |mu_c - sum_k rho_k mu_k|^2                           [13]
-    Personal, under the body received, with lambda = head_ridge v / d in place of ridge in [6]:
+    Personal, under the body received, with lambda = head_ridge v / d in place of ridge in [6], and pi of [15]:
         pi' = (n_c + A rho_c) / (n + A),   A = (1 - h) / (h - sum_c rho_c^2)                                   [14]
-        U_i = argmax over its samples' sum of log softmax(U_i Z + log pi)_y - 15/2 |U_i - U|^2, by 20 steps    [15]
+        pi = (1 - u) n_c / n, and u divided as rho over the other classes;   u = its classes of n_c = 1 / (n + 1)  [15]
+        U_i = argmax over its samples' sum of log softmax(U_i Z + log pi)_y - 15/2 |U_i - U|^2, by 20 steps    [16]
         heads k as [6]: with 0.1, 0.3, 1, 3 and 10 times lambda; with r = 1; with r = 0 and pi' in place of pi;
-            linear ones: U with pi' and U_i with pi                                                            [16]
-        a = argmax over the simplex of sum over samples of log sum_k a_k p_k(y | z) + prior, by folds          [17]
-        p(y | x) = sum_k a_k p_k(y | z)                                                                        [18]
+            linear ones: U with pi' and U_i with pi                                                            [17]
+        a = argmax over the simplex of sum over samples of log sum_k a_k p_k(y | z) + prior, by folds          [18]
+        p(y | x) = sum_k a_k p_k(y | z)                                                                        [19]
 
     Where a sample can have several labels, each label is two classes, and a sample counts once for each label.
     Where the target y is numbers, with Z = (z, 1), everyone's weights w and how far a client's may lie from them, l,
     and its bias, m; D = diag(l, ..., l, m):
     Client:
-        A = Z'Z,   b = Z'y,   w_i = w + (A + D^-1)^-1 (b - A w)   the mean of w_i ~ N(w, s^2 D) given samples  [19]
-        theta_i <- SGD(|Z u - y|^2),   u = (A + D^-1 + n ridge I)^-1 (b + D^-1 w), frozen                      [20]
-        for each l and m of a grid, with r = y - Z w:   q = r' V^-1 r,   v = log |V|,   V = I + Z D Z'         [21]
+        A = Z'Z,   b = Z'y,   w_i = w + (A + D^-1)^-1 (b - A w)   the mean of w_i ~ N(w, s^2 D) given samples  [20]
+        theta_i <- SGD(|Z u - y|^2),   u = (A + D^-1 + n ridge I)^-1 (b + D^-1 w), frozen                      [21]
+        for each l and m of a grid, with r = y - Z w:   q = r' V^-1 r,   v = log |V|,   V = I + Z D Z'         [22]
     Server:
-        theta <- mean of theta_i, weighted by n;   A, b, y'y, q, v, n <- sums over clients                     [22]
-        l, m <- argmax of - n / 2 log q - v / 2, the likelihood of all clients' samples                        [23]
-        w <- (A + I / t)^-1 b,   t <- argmax of - n / 2 log (y'y - b' w) - log |I + t A| / 2, w ~ N(0, s^2 t I) [24]
-    Personal: w_i of [19] under the body received; a new client needs forward passes only.                     [25]
+        theta <- mean of theta_i, weighted by n;   A, b, y'y, q, v, n <- sums over clients                     [23]
+        l, m <- argmax of - n / 2 log q - v / 2, the likelihood of all clients' samples                        [24]
+        w <- (A + I / t)^-1 b,   t <- argmax of - n / 2 log (y'y - b' w) - log |I + t A| / 2, w ~ N(0, s^2 t I) [25]
+    Personal: w_i of [20] under the body received; a new client needs forward passes only.                     [26]
 
     Up: the increment of theta, and those of [8] to [12], S as d (d + 1) / 2 numbers, in units of the features' variance
     and each on a scale of its own, so that no part takes most of the norm that privacy clips; all weighted by n. Down:
@@ -159,17 +160,18 @@ def fedshrink(
 
     [2] and [11] are estimates by moments: the mean of n_c samples lies 1 / n_c from its class's true mean, and where
     the true means lie t from everyone's, the expectation of a term of [2] is n_c t. The last term of [11], 0 in the
-    first round, is for the way that means go in a round, since mu is of the last body. [4] is the mean of the
+    first round, is for the way that means go in a round, since mu is of the last body. In [10] f is what the mean of (n
+    - k) / n lacks of 0.05, and s the mean of sum_c n_c |m_c - mu_c|^2 / n, with the new mu, by that of k / n less C /
+    sum n: where hardly any client has two samples of a class, S takes clients as alike. [4] is the mean of the
     posterior, if the true means spread as the samples do (covariance t S). ``ridge`` keeps features from shrinking in
-    training: with one that follows their scale they do, heads grow, and training diverges. lambda follows the scale:
-    features that are twice as long have the same predictions. [7] pulls the features of a class together. [12] and [15]
-    go up by a bound of the curvature, so that no step is too long; a linear head is better where the features of
-    classes are no Gaussians of one covariance. In [17] means, covariance, frequencies and U_i of the heads that predict
-    a sample are from the other folds; the prior is that of ``share_samples`` samples, divided evenly. [14] takes
-    clients' frequencies as drawn from a Dirichlet distribution about everyone's: where clients are alike, a class that
-    one of them has not seen is as likely as for others. u is w_i pulled towards 0: w_i is long where features hardly
-    differ, and the steps of [20], which grow with its length, destroy the features (on the schools of
-    docs/results/natural.md, with a learning rate of 0.06).
+    training: with one that follows their scale they do, heads grow, and training diverges. lambda follows the scale.
+    [7] pulls the features of a class together. [12] and [16] go up by a bound of the curvature, so that no step is too
+    long; a linear head is better where the features of classes are no Gaussians of one covariance. In [18] means,
+    covariance, frequencies and U_i of the heads that predict a sample are from the other folds; the prior is that of
+    ``share_samples`` samples, divided evenly. [14] takes clients' frequencies as drawn from a Dirichlet distribution
+    about everyone's: where clients are alike, a class that one of them has not seen is as likely as for others. [15] is
+    Good and Turing's estimate. u is w_i pulled towards 0: w_i is long where features hardly differ, and the steps of
+    [21], which grow with its length, destroy the features.
 
     Under privacy the noise can make S no covariance: it keeps its trace, and all eigenvalues that are no larger than
     the noise become one size (``covariance.above_noise``).
@@ -177,28 +179,28 @@ def fedshrink(
     Args:
         task: the problem.
         ridge: added to the covariance's diagonal in training, in squared feature units; of numbers to that of A / n in
-            [20].
+            [21].
         alignment: weight of the pull in [7]; 0 turns it off (ablation).
         spread_samples: a of [3]: for how many samples of the client everyone's spread counts.
         covariance_samples: b of [5], the same for the covariance.
-        share_samples: the same for even shares in [17].
-        folds: of [17].
+        share_samples: the same for even shares in [18].
+        folds: of [18].
         head_ridge: of personal heads, in units of the mean variance of a feature. Not of numbers.
         memory: weight of the server's own statistics in [8] to [12], where 0 forgets those of earlier rounds; under
             privacy 0.8 or 0.9 averages the noise of some rounds. Not of numbers.
         train_with: "everyone" takes mu and r = 0 in [6] and [7] for training, "own" r = 1 (ablations).
-        personal: "gaussians" has no linear heads among those of [16]; the others are one head in place of [14] to [18]:
+        personal: "gaussians" has no linear heads among those of [17]; the others are one head in place of [14] to [19]:
             that of [6], or with r = 0 or r = 1 (ablations). Of numbers, the last two are w or the client's own least
-            squares, and all others w_i of [19].
+            squares, and all others w_i of [20].
 
-    Known faults: the body is trained on the samples that [17] chooses with, so that after long training, with a
+    Known faults: the body is trained on the samples that [18] chooses with, so that after long training, with a
     training loss near 0, the shares trust sharp heads too much. Of numbers, w is of the body of the round before.
 
     Source: docs/methods/fedshrink-protocol.md says how it was developed and is judged. The head is that of FedLDA and
     pFedFDA (McLaughlin & Su), with the smoothed prior and the shrinkage of 1e-4 of pFedFDA's released code; the pull is
     FedPAC's (Xu, Tong & Huang, Eq. 3) towards other means; [4] is the empirical Bayes estimator of Efron & Morris
-    (JASA, 1973), [17] the EM algorithm for the shares of a mixture; [12] and [15] are Böhning's (Annals of the
-    Institute of Statistical Mathematics, 1992); [19] to [24] are Bayesian linear regression in the hierarchy of Lindley
+    (JASA, 1973), [18] the EM algorithm for the shares of a mixture; [12] and [16] are Böhning's (Annals of the
+    Institute of Statistical Mathematics, 1992); [20] to [25] are Bayesian linear regression in the hierarchy of Lindley
     & Smith (JRSS B, 1972).
     """
     if task.kind == "regression":
@@ -239,10 +241,11 @@ def fedshrink(
         head = lda_head(widened(g, amount), logprior_C)  # [6]
         return LinearHead(*(a.to(torch.get_default_dtype()) for a in head))
 
-    def likely(shared: Shared, n_C: Tensor) -> Tensor:
-        """Class frequencies of a client with such counts."""
+    def priors(shared: Shared, n_C: Tensor) -> list[Tensor]:
+        """Logarithms of pi' and pi for a client with such counts."""
         n_GC, share_GC = n_C.reshape(each), shared.share_C.double().reshape(each)
-        return class_shares.shrunk(n_GC, share_GC, shared.agreement.double()).flatten()  # [14]
+        likely_GC = class_shares.shrunk(n_GC, share_GC, shared.agreement.double())  # [14]
+        return [log_prior(a.flatten()) for a in (likely_GC, class_shares.with_unseen(n_GC, share_GC))]  # [15]
 
     def estimates(sums: Moments, shared: Shared) -> Estimates:
         g, n_C, n, a = gaussian_of(shared), sums.n_C, sums.n_C.sum(), spread_samples
@@ -324,18 +327,17 @@ def fedshrink(
         share_C, now_C = ((old.share_C + part * sent.share_C).clamp(min=0) for part in (new, 1))  # [8]
         step_Cd = v.sqrt() * sent.mean_Cd
         mean_Cd = old.mean_Cd + new * step_Cd / share_C.clamp(min=least)[:, None]  # [9]
-        cov = old.cov + new * v * sent.cov / (1 - sent.pairs).clamp(0.05, 1)
+        moved, free = (step_Cd.square().sum(1) / now_C.clamp(min=least)).sum() / each[0], 1 - sent.pairs
+        scatter_dd, apart = covariance.unpack(v * sent.cov + free * old.cov, width), v * sent.square - moved
+        means = (now_C > least).sum() * sent.one.clamp(min=0) / len(ids)  # everyone's, for a sample
+        pooled_dd = spread.within(scatter_dd, free, apart / (sent.pairs - means).clamp(min=1e-9))
+        cov = old.cov + new * (covariance.pack(pooled_dd) - old.cov)
         cov_dd = covariance.above_noise(covariance.unpack(cov, width))  # [10]
         variance = cov_dd.trace().clamp(min=1e-12)
-        moved = (step_Cd.square().sum(1) / now_C.clamp(min=least)).sum() / each[0] / variance
         agreement = (old.agreement + new * sent.agreement).clamp(0, 1)
-        between = spread.Between(
-            v * sent.square / variance - moved,
-            sent.pairs,
-            (now_C > least).sum() * sent.one.clamp(min=0) / len(ids),
-            (agreement / share_C.reshape(each).square().sum(1).mean().clamp(min=1e-9) / len(ids)).clamp(0, 1),
-        )
-        t = old.spread + new * (spread.among(between) + old.known * moved - old.spread)  # [11]
+        same = (agreement / share_C.reshape(each).square().sum(1).mean().clamp(min=1e-9) / len(ids)).clamp(0, 1)
+        between = spread.Between(apart / variance, sent.pairs, means, same)
+        t = old.spread + new * (spread.among(between) + old.known * moved / variance - old.spread)  # [11]
         outer_dd, mean_d = cov_dd + (mean_Cd.T * share_C) @ mean_Cd / each[0], share_C @ mean_Cd / each[0]
         outer_DD = logistic.with_one(scale(v) ** 2 * outer_dd, scale(v) * mean_d)  # M
         up_CD = width**0.5 * sent.slope_CD - _LINEAR * old.linear_CD
@@ -351,29 +353,28 @@ def fedshrink(
         hows, ridges = list(dict.fromkeys(how for how, _ in kinds)), dict.fromkeys(times for _, times in kinds)
         v, linear_CD = total(down.shared), down.shared.linear_CD.double()
         amount, z_ND = head_ridge * v / width, long(z_Nd, v)
-        own_prior_C = log_prior(weights_by_class(y_N, real_N, classes).sum(0))
 
         def short(weight_CD: Tensor, logprior_C: Tensor) -> LinearHead:
             return LinearHead(scale(v) * weight_CD[:, :-1], weight_CD[:, -1] + logprior_C)
 
         def linear_heads(sums: Moments, weight_N: Tensor) -> LinearHead:
+            prior_C, own_prior_C = priors(down.shared, sums.n_C)
             own_CD = logistic.fit(
                 linear_CD, z_ND, y_N, weight_N.double(), own_prior_C, pull=_LINEAR_SAMPLES, groups=each[0]
-            )  # [15]
-            prior_C = log_prior(likely(down.shared, sums.n_C))
+            )  # [16]
             heads = tree.stack([short(linear_CD, prior_C), short(own_CD, own_prior_C)])
             return tree.map(lambda a: a.to(torch.get_default_dtype()), heads)
 
         def heads_from(sums: Moments, weight_N: Tensor) -> LinearHead:
             e = estimates(sums, down.shared)
             g = Gaussian(torch.stack([means(e, how) for how in hows]), shrunk(e))
-            prior_C = log_prior(likely(down.shared, e.n_C))
+            prior_C, own_prior_C = priors(down.shared, e.n_C)
             prior_KC = torch.stack([prior_C if how == "everyone" else own_prior_C for how in hows])
             heads = {times: head_for(g, prior_KC, times * amount) for times in ridges}  # costly: once for each
             gaussians = tree.stack([tree.rows(heads[times], hows.index(how)) for how, times in kinds])
             if personal != "mixture":
                 return gaussians
-            return tree.map(lambda *parts: torch.cat(parts), gaussians, linear_heads(sums, weight_N))  # [16]
+            return tree.map(lambda *parts: torch.cat(parts), gaussians, linear_heads(sums, weight_N))  # [17]
 
         group_N, inner_N = groups(data), inner(data)
         if labels:  # the pairs of a sample are in one fold, and count as one
@@ -382,13 +383,13 @@ def fedshrink(
         return mixture.fit(
             heads_from, z_Nd, y_N, real_N, keys.fold(key, "folds"), classes=classes, folds=folds, prior=share_samples,
             group_N=group_N, inner_N=inner_N, normalised=normalised,
-        )  # fmt: skip # [17]
+        )  # fmt: skip # [18]
 
     def predict(down: Down, client: Any, x_B: Tensor) -> Tensor:
         shared = down.shared
         z_Bd = network.features(shared.body, task.inputs(x_B))
         if client:
-            logp_BC = mixture.log_probabilities(client, z_Bd, normalised)  # [18]
+            logp_BC = mixture.log_probabilities(client, z_Bd, normalised)  # [19]
         else:
             amount = head_ridge * total(shared) / width
             logp_BC = normalised(linear(z_Bd, *head_for(gaussian_of(shared), log_prior(shared.share_C), amount)))

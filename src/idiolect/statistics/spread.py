@@ -11,6 +11,8 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
+_LEAST = 0.05
+
 
 class Between(NamedTuple):
     """Means over all clients' samples."""
@@ -48,3 +50,24 @@ def among(clients: Between) -> Tensor:
     free = 1 - clients.same
     t = (clients.square - clients.pairs + clients.classes) / free.clamp(min=0.05)
     return torch.where(free > 1e-6, t, 0.0)
+
+
+def within(scatter_dd: Tensor, free: Tensor, apart: Tensor) -> Tensor:
+    """S, where a client may have one sample of each of its classes, whose scatter says nothing.
+
+        S = (scatter + f s I / d) / (free + f),   f = max(0, 0.05 - free)
+
+    Args:
+        scatter_dd: about the means of each client's classes, divided by the number of samples.
+        free: its degrees of freedom, divided by the number of samples.
+        apart: s, the mean square of a client's class mean about everyone's, times its samples; tr S where clients are
+            alike.
+    """
+    fill_dd = (
+        (_LEAST - free).clamp(min=0)
+        * apart.clamp(min=0)
+        / len(scatter_dd)
+        * torch.eye(len(scatter_dd), dtype=scatter_dd.dtype)
+    )
+    total_dd: Tensor = (scatter_dd + fill_dd) / free.clamp(_LEAST, 1)
+    return total_dd
