@@ -140,9 +140,10 @@ def _sentence(doc: str) -> str:
 
 
 def _method_files() -> list[str]:
-    """The text of every method's file, and of the skeleton's."""
-    files = [inspect.getsourcefile(methods.get(name).build) or "" for name in methods.ours()]
-    return [Path(file).read_text() for file in (*files, inspect.getsourcefile(_skeleton) or "")]
+    """The text of every method's file and its parts, and of the skeleton's."""
+    folder = Path(inspect.getsourcefile(_skeleton) or "").parent
+    files = [file for name in methods.ours() for file in (folder / f"{name}.py", *sorted(folder.glob(f"_{name}_*.py")))]
+    return [file.read_text() for file in (*files, folder / "_skeleton.py")]
 
 
 def tutorial_code() -> str:

@@ -42,6 +42,8 @@ def _reset(connection: socket.socket) -> None:
 
 def _gone(connection: socket.socket) -> bool:
     """Whether the other side has closed a connection."""
+    if connection.fileno() < 0:  # it was closed while it was being secured
+        return True
     connection.settimeout(0.01)
     try:
         return connection.recv(2**16) == b""
