@@ -163,7 +163,7 @@ def page(name: str, known: Anatomy) -> str:
         "no": "The server needs to see single uploads",
         "nothing sent": "Nothing is sent up",
     }
-    out += ["", f"{needs[_sums(known)]}; {_joins(known)}."]
+    out += ["", f"{needs[sums(known)]}; {_joins(known)}."]
     out += [
         f"Bytes are for the {NETWORK} network, 10 classes, 20 clients. C classes, d features, K clients,",
         "N samples.",
@@ -224,7 +224,8 @@ def _listed(message: MessageForm, numbers: bool = False) -> str:
     return ", ".join(parts) or "nothing"
 
 
-def _sums(known: Anatomy) -> str:
+def sums(known: Anatomy) -> str:
+    """Whether the server needs only sums."""
     return "nothing sent" if not known.up_value.parts else "yes" if known.uploads_are_sums else "no"
 
 
@@ -261,7 +262,7 @@ def overview(known: dict[str, Anatomy], variants: dict[str, dict[str, Anatomy]])
             up = (form.up_value.bytes + form.up_weight.bytes) / unit
             spent = cost["methods"].get(title.strip("[").split("]")[0])
             shared = _listed(form.down_shared)
-            cells = [title, shared, personal, f"{down:.2f}", f"{up:.2f}", _sums(form), form.joins_by]
+            cells = [title, shared, personal, f"{down:.2f}", f"{up:.2f}", sums(form), form.joins_by]
             cells += [f"{spent:.2f}" if spent else "", source.rstrip(").")]
             out.append("| " + " | ".join(cells) + " |")
     out += ["", _TAKES, "", *takes.rows(models.build(NETWORK, SHAPE, CLASSES), CLASSES, CLIENTS), "", _LEFT_OUT]

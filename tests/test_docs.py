@@ -97,6 +97,34 @@ def test_the_page_of_natural_clients_is_what_results_hold() -> None:
     assert set(natural.SOURCES) == {c.where["source"] for c in natural.recipes.get(natural.RECIPE).cells}
 
 
+def test_the_page_of_which_method_is_up_to_date() -> None:
+    which = script("which")
+    assert which.PAGE.read_text(encoding="utf-8") == which.page(), "run python docs/which.py"
+
+
+def test_the_page_of_which_method_has_a_row_for_each_method_when_all_is_measured(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    which = script("which")
+    facts = {"worst_decile": 40.0, "calibration_error": 0.1}
+    values = {"local": 50.0, "fedavg": 45.0, "fedshrink": 60.0}
+
+    def measured(recipe: str) -> list[tuple[Any, Any]]:
+        cells = [c for c in which.rivals.recipes.get(recipe).cells if c.where["method"] in values]
+        gain = 1 if recipe.endswith("7") else 0
+        return [(c, SeedResult(values[str(c.where["method"])] + gain, 60, facts, {0: 1.0})) for c in cells]
+
+    monkeypatch.setattr(which.rivals, "measured", measured)
+    rows = [[cell.strip() for cell in line.strip("| ").split(" | ")] for line in which.measured()]
+    titles = [row[0].partition("]")[0].strip("[") for row in rows[2:]]
+    assert titles == ["FedShrink", "Local", "FedAvg"]
+    assert rows[2][1:9] == ["60.0", "1.0", "60.0", "60.0", "60.0", "40.0", "0.100", "61.0"]
+    assert [row[9] for row in rows[2:]] == ["forward passes", "training", "what it receives"]
+    assert rows[4][11] == "1.0"
+    monkeypatch.setattr(which.rivals, "measured", lambda recipe: [(c, None) for c, _ in measured(recipe)])
+    assert which.measured() == ["72 of 72 runs are missing. No result is looked at before all are there."]
+
+
 def test_who_gains_and_who_loses_is_students_t_of_each_client() -> None:
     natural = script("natural")
     rng = np.random.default_rng(2)
