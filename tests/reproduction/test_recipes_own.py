@@ -107,7 +107,7 @@ def test_the_numbers_of_a_method_that_went_are_kept(recipe: str, cells: int) -> 
 
 def test_parts_are_left_out_one_at_a_time() -> None:
     cells, name = recipes.get("own/table4").cells, "fedshrink"
-    assert len(cells) == 6 * len({c.where["method"] for c in cells})
+    assert len(cells) == 6 * 10
     for c in cells:
         assert c.study is not None
         assert c.study.methods[0].name == name
