@@ -59,10 +59,14 @@ def read(names: Sequence[str]) -> tuple[Found, int]:
             recipe = replace(recipe, cells=tuple(searches.with_searches(recipe, recipe.cells)))
         for cell in recipe.cells:
             known = outcome_files.kept_results(recipe, cell, RESULTS)
-            where = tuple(str(v) for k, v in cell.where.items() if k != "method")
-            found.setdefault(where, {})[str(cell.where["method"])] = known
+            found.setdefault(conditions(cell), {})[str(cell.where["method"])] = known
             missing += sum(seed not in known for seed in SEEDS[name])
     return found, missing
+
+
+def conditions(cell: recipes.Cell) -> Where:
+    """What a cell has in common with those of the other methods."""
+    return tuple(str(v) for k, v in cell.where.items() if k != "method")
 
 
 def section(names: Sequence[str], text: Callable[[Found], list[str]]) -> list[str]:
@@ -101,6 +105,17 @@ def mean(each: Mapping[int, SeedResult]) -> float:
 def fact(each: Mapping[int, SeedResult], name: str) -> float:
     """The mean of a number over the seeds that have it."""
     return float(np.mean([one.facts[name] for one in each.values() if name in one.facts] or [np.nan]))
+
+
+def report(found: Found) -> list[str]:
+    """The goals, and every cell."""
+    cells = judged(found)
+    return [
+        *goals(cells),
+        "\n## Each cell\n",
+        "In points: accuracy, of heart and regions the area under the ROC curve.\n",
+        *each(cells),
+    ]
 
 
 def goals(cells: Sequence[Judged]) -> list[str]:

@@ -15,11 +15,12 @@ import generated
 import judged
 import numpy as np
 import pandas as pd
+from judged import Where, conditions, mean
 
 from idiolect.report.compare import combined, interval, p_text, signed_rank
 from idiolect.reproduction import outcome_files, recipes
 from idiolect.reproduction.outcomes import SeedResult
-from idiolect.reproduction.recipes import Cell, Recipe
+from idiolect.reproduction.recipes import Recipe
 from idiolect.reproduction.seed_runs import digest
 
 # S seeds, K clients, N cells
@@ -34,7 +35,6 @@ TITLES = {
 }  # fmt: skip
 GONE = ("fedpool",)  # no longer a method; its numbers stay
 SEEDS = {"own/table5": (0,)}  # of the other tables 0, 1 and 2
-Where = tuple[str, ...]
 Found = dict[Where, dict[str, dict[int, SeedResult]]]
 """By the conditions of a cell, by method, by seed."""
 
@@ -104,11 +104,6 @@ def seeds_of(recipe: str) -> tuple[int, ...]:
     return SEEDS.get(recipe, (0, 1, 2))
 
 
-def conditions(cell: Cell) -> Where:
-    """What a cell has in common with those of the other methods."""
-    return tuple(str(v) for k, v in cell.where.items() if k != "method")
-
-
 def page(report: Report, tables: Mapping[str, Table]) -> str:
     """The whole page."""
     ours, title = report.ours, report.title
@@ -125,12 +120,7 @@ def page(report: Report, tables: Mapping[str, Table]) -> str:
         "The cells are those of three reports: [24 settings](rivals.md), all methods tuned alike; all of",
         "Fashion-MNIST, 150 rounds; and [clients as they are in nature](natural.md), without schools, whose error is",
         "not in points.\n",
-        *judged.section(judged.CELLS, lambda found: [
-            *judged.goals(judged.judged(found)),
-            "\n## Each cell\n",
-            "In points: accuracy, of heart and regions the area under the ROC curve.\n",
-            *judged.each(judged.judged(found)),
-        ]),
+        *judged.section(judged.CELLS, judged.report),
         "\n## One round on frozen features\n",
         "The features are MiniLM's of texts and EfficientNet-Lite0's of images, and stay as they are. The others train",
         "heads on them for fifty rounds. The best of them is bold.\n",
@@ -188,11 +178,6 @@ def shown(of: Table, title: str, texts: Callable[[Found], list[str]]) -> list[st
 def listed(lines: Sequence[str]) -> str:
     """A list, apart from the table before it."""
     return "".join(f"\n- {line}" for line in lines)
-
-
-def mean(each: Mapping[int, SeedResult]) -> float:
-    """The mean over the seeds that did not diverge; NaN if all did."""
-    return float(np.mean([one.value for one in each.values() if one.value is not None] or [np.nan]))
 
 
 def apart(ours: Mapping[int, SeedResult], theirs: Mapping[int, SeedResult]) -> pd.DataFrame:

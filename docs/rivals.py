@@ -110,7 +110,7 @@ def accuracies(recipe: str = TABLE) -> tuple[pd.DataFrame, dict[tuple[str, str],
     return frame, results, missing
 
 
-def of_table(frame: pd.DataFrame, results: Mapping[tuple[str, str], SeedResult]) -> list[str]:
+def of_table(frame: pd.DataFrame, results: Mapping[tuple[str, str], SeedResult], joins: pd.DataFrame) -> list[str]:
     """Who is best where, means by data set, partition and number of samples, and all accuracies."""
     lines = [
         "## Who is best where\n",
@@ -141,7 +141,7 @@ def of_table(frame: pd.DataFrame, results: Mapping[tuple[str, str], SeedResult])
         f"| method | all | {' | '.join(columns)} | best in | mean place | diverged |",
         "| :-- |" + " --: |" * (len(groups) + 4),
     ]
-    places = frame.rank(axis=1, ascending=False, na_option="bottom")
+    places = places_of(frame)
     means = [frame[parts[name].eq(value).to_numpy()].mean() for name, value in groups]
     for method in frame.mean().sort_values(ascending=False).index:
         cells = " | ".join(f"{mean[method]:.1f}" for mean in means)
@@ -149,7 +149,7 @@ def of_table(frame: pd.DataFrame, results: Mapping[tuple[str, str], SeedResult])
             f"| {title(method)} | {frame[method].mean():.1f} | {cells} | {int((places[method] == 1).sum())} "
             f"| {places[method].mean():.1f} | {int(frame[method].isna().sum()) or ''} |"
         )
-    lines += ["", *beside(frame, results), "\n## All accuracies\n"]
+    lines += ["", *beside(frame, results, joins), "\n## All accuracies\n"]
     for key, name in NAMES.items():
         some = frame[parts["data"].eq(key).to_numpy()]
         lines += [f"{name}:\n", f"| method | {' | '.join(w.partition(', ')[2] for w in some.index)} |",
@@ -160,10 +160,19 @@ def of_table(frame: pd.DataFrame, results: Mapping[tuple[str, str], SeedResult])
     return lines[:-1]
 
 
-def beside(frame: pd.DataFrame, results: Mapping[tuple[str, str], SeedResult]) -> list[str]:
+def places_of(frame: pd.DataFrame) -> pd.DataFrame:
+    """Settings x methods: 1 is the best, and whoever diverged is last."""
+    return frame.rank(axis=1, ascending=False, na_option="bottom")
+
+
+def means_of_facts(results: Mapping[tuple[str, str], SeedResult]) -> pd.DataFrame:
+    """Methods x numbers beside accuracy: means over the settings where training did not diverge."""
+    return pd.DataFrame({key: dict(one.facts) for key, one in results.items()}).T.groupby(level=1).mean()
+
+
+def beside(frame: pd.DataFrame, results: Mapping[tuple[str, str], SeedResult], joins: pd.DataFrame) -> list[str]:
     """The worst tenth, calibration, and clients that join: means over the settings where training did not diverge."""
-    joins = accuracies(JOINS)[0]
-    facts = pd.DataFrame({key: dict(one.facts) for key, one in results.items()}).T.groupby(level=1).mean()
+    facts = means_of_facts(results)
     lines = [
         "## Beside the mean\n",
         "Means over the settings where training did not diverge: of the tenth of the clients with the lowest accuracy,",
@@ -199,11 +208,12 @@ def page() -> str:
     frame = trials()
     lines: Sequence[str] = [MARK, "\n## What was chosen\n", *of_trials(frame)]
     table, results, missing = accuracies()
-    missing = max(missing, accuracies(JOINS)[2])
+    joins, _, unread = accuracies(JOINS)
+    missing = max(missing, unread)
     left = [
         f"\n{missing} of {table.size} runs on the 24 settings are missing. No result is looked at before all are there."
     ]
-    lines = [*lines, *(left if missing else ["", *of_table(table, results)])]
+    lines = [*lines, *(left if missing else ["", *of_table(table, results, joins)])]
     return above + "\n".join(lines) + "\n"
 
 

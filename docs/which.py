@@ -11,7 +11,6 @@ from pathlib import Path
 import build
 import generated
 import natural
-import pandas as pd
 import rivals
 import tables
 
@@ -29,8 +28,8 @@ def measured() -> list[str]:
     joins, _, left = rivals.accuracies(rivals.JOINS)
     if missing or left:
         return [f"{max(missing, left)} of {frame.size} runs are missing. No result is looked at before all are there."]
-    facts = pd.DataFrame({key: dict(one.facts) for key, one in results.items()}).T.groupby(level=1).mean()
-    places = frame.rank(axis=1, ascending=False, na_option="bottom").mean()
+    facts = rivals.means_of_facts(results)
+    places = rivals.places_of(frame).mean()
     samples = frame.index.str.rpartition(", ").get_level_values(2)
     shown = ("50", "75", "300")
     lines = [

@@ -328,11 +328,11 @@ def fedshrink(
         step_Cd = v.sqrt() * sent.mean_Cd
         mean_Cd = old.mean_Cd + new * step_Cd / share_C.clamp(min=least)[:, None]  # [9]
         moved, free = (step_Cd.square().sum(1) / now_C.clamp(min=least)).sum() / each[0], 1 - sent.pairs
-        scatter_dd, apart = covariance.unpack(v * sent.cov + free * old.cov, width), v * sent.square - moved
+        old_dd, apart = covariance.unpack(old.cov, width), v * sent.square - moved
+        scatter_dd = covariance.unpack(v * sent.cov, width) + free * old_dd
         means = (now_C > least).sum() * sent.one.clamp(min=0) / len(ids)  # everyone's, for a sample
         pooled_dd = spread.within(scatter_dd, free, apart / (sent.pairs - means).clamp(min=1e-9))
-        cov = old.cov + new * (covariance.pack(pooled_dd) - old.cov)
-        cov_dd = covariance.above_noise(covariance.unpack(cov, width))  # [10]
+        cov_dd = covariance.above_noise(old_dd + new * (pooled_dd - old_dd))  # [10]
         variance = cov_dd.trace().clamp(min=1e-12)
         agreement = (old.agreement + new * sent.agreement).clamp(0, 1)
         same = (agreement / share_C.reshape(each).square().sum(1).mean().clamp(min=1e-9) / len(ids)).clamp(0, 1)
@@ -357,8 +357,7 @@ def fedshrink(
         def short(weight_CD: Tensor, logprior_C: Tensor) -> LinearHead:
             return LinearHead(scale(v) * weight_CD[:, :-1], weight_CD[:, -1] + logprior_C)
 
-        def linear_heads(sums: Moments, weight_N: Tensor) -> LinearHead:
-            prior_C, own_prior_C = priors(down.shared, sums.n_C)
+        def linear_heads(weight_N: Tensor, prior_C: Tensor, own_prior_C: Tensor) -> LinearHead:
             own_CD = logistic.fit(
                 linear_CD, z_ND, y_N, weight_N.double(), own_prior_C, pull=_LINEAR_SAMPLES, groups=each[0]
             )  # [16]
@@ -368,13 +367,13 @@ def fedshrink(
         def heads_from(sums: Moments, weight_N: Tensor) -> LinearHead:
             e = estimates(sums, down.shared)
             g = Gaussian(torch.stack([means(e, how) for how in hows]), shrunk(e))
-            prior_C, own_prior_C = priors(down.shared, e.n_C)
-            prior_KC = torch.stack([prior_C if how == "everyone" else own_prior_C for how in hows])
+            prior_C, own_C = priors(down.shared, e.n_C)
+            prior_KC = torch.stack([prior_C if how == "everyone" else own_C for how in hows])
             heads = {times: head_for(g, prior_KC, times * amount) for times in ridges}  # costly: once for each
             gaussians = tree.stack([tree.rows(heads[times], hows.index(how)) for how, times in kinds])
             if personal != "mixture":
                 return gaussians
-            return tree.map(lambda *parts: torch.cat(parts), gaussians, linear_heads(sums, weight_N))  # [17]
+            return tree.map(lambda *parts: torch.cat(parts), gaussians, linear_heads(weight_N, prior_C, own_C))  # [17]
 
         group_N, inner_N = groups(data), inner(data)
         if labels:  # the pairs of a sample are in one fold, and count as one

@@ -63,11 +63,7 @@ def within(scatter_dd: Tensor, free: Tensor, apart: Tensor) -> Tensor:
         apart: s, the mean square of a client's class mean about everyone's, times its samples; tr S where clients are
             alike.
     """
-    fill_dd = (
-        (_LEAST - free).clamp(min=0)
-        * apart.clamp(min=0)
-        / len(scatter_dd)
-        * torch.eye(len(scatter_dd), dtype=scatter_dd.dtype)
-    )
-    total_dd: Tensor = (scatter_dd + fill_dd) / free.clamp(_LEAST, 1)
+    width = len(scatter_dd)
+    fill = (_LEAST - free).clamp(min=0) * apart.clamp(min=0) / width
+    total_dd: Tensor = (scatter_dd + torch.diag_embed(fill.expand(width))) / free.clamp(_LEAST, 1)
     return total_dd

@@ -303,21 +303,20 @@ def _trial(where: Mapping[str, Any], one: Use) -> Cell:
 
 def table6() -> Recipe:
     """What papers compare with most, the four papers' methods and FedShrink, tuned alike on own/table1's settings."""
-    cells = [_chosen(where, method) for where in _conditions() for method in _FIELD]
-    return Recipe(
-        "own/table6", "", "results", tuple(cells), assumptions=("The protocol is docs/results/rivals.md. One seed, 0.",)
-    )
+    return _compared("own/table6")
 
 
 def table7() -> Recipe:
     """Three clients that join after training, in the runs of own/table6."""
-    cells = [_chosen(where, method, condition="") for where in _conditions() for method in _FIELD]
-    return Recipe(
-        "own/table7", "", "results", tuple(cells), assumptions=("The protocol is docs/results/rivals.md. One seed, 0.",)
-    )
+    return _compared("own/table7", condition="")
 
 
-def _chosen(where: Mapping[str, Any], method: str, condition: str | None = None) -> Cell:
+def _compared(name: str, condition: str | None = None) -> Recipe:
+    cells = tuple(_chosen(where, method, condition) for where in _conditions() for method in _FIELD)
+    return Recipe(name, "", "results", cells, assumptions=("The protocol is docs/results/rivals.md. One seed, 0.",))
+
+
+def _chosen(where: Mapping[str, Any], method: str, condition: str | None) -> Cell:
     """A cell with the settings that the trials chose."""
     if method not in _CHOICES:
         return Cell({**where, "method": method}, absent="its settings are not chosen yet: see own/development")
