@@ -40,7 +40,8 @@ def recorded(f: r.Files) -> Method:
     task = r.task(SGD(lr, 0.0, 0.0), int(epochs))
     most = max(int(v.max()) for name, v in f.items() if name.endswith("/epochs"))
     options = {
-        "lr": eta, "share": percent / 100, "layers": int(tensors) // 2, "threshold": threshold, "most_passes": most + 1
+        "mixing_lr": eta, "share": percent / 100, "layers": int(tensors) // 2, "threshold": threshold,
+        "most_passes": most + 1,
     }  # fmt: skip
     task = replace(task, training=replace(task.training, drop_last=True))
     return methods.build("fedala", {"preset": "official", **options}, task)
@@ -152,9 +153,9 @@ def client(k: int, layers: int, *, settled: bool = True) -> Personal:
 
 OPTIONS: list[dict[str, Any]] = [
     {},
-    {"layers": 2, "lr": 3.0},
+    {"layers": 2, "mixing_lr": 3.0},
     {"layers": 0, "share": 0.5},
-    {"sample": "window", "share": 0.6, "lr": 10.0},
+    {"sample": "window", "share": 0.6, "mixing_lr": 10.0},
     {"share": 0.01},
     {"initialise": "all", "share": 1.0},
 ]
@@ -164,7 +165,7 @@ OPTIONS: list[dict[str, Any]] = [
 def test_round_by_hand(options: dict[str, Any]) -> None:
     method = methods.build("fedala", options, o.task())
     layers, share = options.get("layers", 1), options.get("share", 0.8)
-    lr, sample = options.get("lr", 1.0), options.get("sample", "random")
+    lr, sample = options.get("mixing_lr", 1.0), options.get("sample", "random")
     server, new, up, _ = o.round_of(method, o.model_of(START), {k: client(k, layers) for k in o.IDS}, ROWS)
     ends = {}
     for at, k in enumerate(o.IDS):
@@ -313,7 +314,9 @@ def test_more_layers_than_there_are_is_one_sentence(layers: int) -> None:
         methods.build("fedala", {"layers": layers}, deep(o.task()))
 
 
-@pytest.mark.parametrize("options", [{"share": 0.0}, {"share": 1.1}, {"lr": 0}, {"layers": -1}, {"most_passes": 0}])
+@pytest.mark.parametrize(
+    "options", [{"share": 0.0}, {"share": 1.1}, {"mixing_lr": 0}, {"layers": -1}, {"most_passes": 0}]
+)
 def test_options_out_of_range_are_refused(options: dict[str, Any]) -> None:
     with pytest.raises(InputError, match="is not valid"):
         methods.settle("fedala", options)

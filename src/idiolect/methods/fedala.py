@@ -27,7 +27,7 @@ from idiolect.training import (
     untrained,
 )
 
-SEARCH = {"lr": "0.1..10:log"}
+SEARCH = {"mixing_lr": "0.1..10:log"}
 PRESETS: dict[str, dict[str, Any]] = {
     "official": {"initialise": "all", "sample": "window", "threshold": 0.1},
 }
@@ -60,7 +60,7 @@ def fedala(
     *,
     layers: NonNegativeInt = 1,
     share: Annotated[float, Field(gt=0, le=1)] = 0.8,
-    lr: PositiveFloat = 1.0,
+    mixing_lr: PositiveFloat = 1.0,
     threshold: NonNegativeFloat = 0.01,
     most_passes: PositiveInt = 50,
     sample: Literal["random", "window"] = "random",
@@ -70,7 +70,7 @@ def fedala(
 
     Client, with the received model G, its own last model L_i, and weights W_i of the top ``layers`` (ones at first):
         theta = L_i + (G - L_i) * W_i in the top layers, elementwise; theta = G in all others            [1]
-        W_i <- clip(W_i - lr dCE(theta)/dW_i, 0, 1),  a batch at a time, over ``share`` of its samples   [2]
+        W_i <- clip(W_i - mixing_lr dCE(theta)/dW_i, 0, 1),  a batch at a time, over ``share`` of its samples   [2]
         theta_i <- SGD(CE) from theta, all layers                                                        [3]
     Server, over the participants i of a round:
         G <- G + sum_i n_i (theta_i - G) / sum_i n_i                                                     [4]
@@ -90,7 +90,7 @@ def fedala(
         task: the problem.
         layers: how many of the layers that have weights are mixed, counted from the output; 0: all (paper: 1 to 6).
         share: of the client's samples that [2] uses, s; at least one sample is used.
-        lr: eta, the step of [2]; the schedule of the learning rate does not change it.
+        mixing_lr: eta, the step of [2]; the schedule of the learning rate does not change it.
         threshold: of the first search (paper: 0.01; the released code always takes 0.1).
         most_passes: of the first search, whose loss may never be steady.
         sample: of [2]: samples at random (paper), or neighbours in stored order from a random place on (released code);
@@ -109,7 +109,7 @@ def fedala(
     """
     network, training = task.network, replace(task.training, drop_last=False)
     names = top_names(network, layers)
-    rule = SGD(lr=lr, momentum=0.0, weight_decay=0.0)
+    rule = SGD(lr=mixing_lr, momentum=0.0, weight_decay=0.0)
 
     def top(model: Model) -> Model:
         return Model(*({n: part[n] for n in own} for part, own in zip(model, names, strict=True)))
