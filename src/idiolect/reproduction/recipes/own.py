@@ -259,7 +259,7 @@ _DEVELOPMENT: tuple[dict[str, Any], ...] = (
 )
 _CHOICES: dict[str, int] = {
     "local": 6, "fedavg": 3, "fedavg_ft": 6, "fedrep": 3, "ditto": 6, "fedlda": 1, "fedpac": 1, "pfedfda": 1,
-    "fedcr": 2, "feddbe": 3, "fedas": 3, "gpfl": 6, "fedcp": 3, "moon": 3, "feddyn": 6, "fedamp": 3,
+    "fedcr": 2, "fedala": 3, "feddbe": 3, "fedas": 3, "gpfl": 6, "fedcp": 3, "moon": 3, "feddyn": 6, "fedamp": 3,
     "perfedavg": 2, "fedshrink": 1,
 }  # fmt: skip
 """Which trial of ``development`` is each method's choice: docs/rivals.py says it, and a test compares."""
