@@ -110,6 +110,13 @@ def accuracies(recipe: str = TABLE) -> tuple[pd.DataFrame, dict[tuple[str, str],
     return frame, results, missing
 
 
+def compared() -> tuple[pd.DataFrame, dict[tuple[str, str], SeedResult], pd.DataFrame, int]:
+    """Settings x methods in per cent, each result, the same of clients that join, and how many runs are missing."""
+    frame, results, missing = accuracies()
+    joins, _, unread = accuracies(JOINS)
+    return frame, results, joins, max(missing, unread)
+
+
 def of_table(frame: pd.DataFrame, results: Mapping[tuple[str, str], SeedResult], joins: pd.DataFrame) -> list[str]:
     """Who is best where, means by data set, partition and number of samples, and all accuracies."""
     lines = [
@@ -207,9 +214,7 @@ def page() -> str:
     above = PAGE.read_text(encoding="utf-8").partition(MARK)[0]
     frame = trials()
     lines: Sequence[str] = [MARK, "\n## What was chosen\n", *of_trials(frame)]
-    table, results, missing = accuracies()
-    joins, _, unread = accuracies(JOINS)
-    missing = max(missing, unread)
+    table, results, joins, missing = compared()
     left = [
         f"\n{missing} of {table.size} runs on the 24 settings are missing. No result is looked at before all are there."
     ]

@@ -24,10 +24,9 @@ PAGE = HERE / "which.md"
 
 def measured() -> list[str]:
     """A row for each method of the 24 settings: how good, for whom, and at what price."""
-    frame, results, missing = rivals.accuracies()
-    joins, _, left = rivals.accuracies(rivals.JOINS)
-    if missing or left:
-        return [f"{max(missing, left)} of {frame.size} runs are missing. No result is looked at before all are there."]
+    frame, results, joins, missing = rivals.compared()
+    if missing:
+        return [f"{missing} of {frame.size} runs are missing. No result is looked at before all are there."]
     facts = rivals.means_of_facts(results)
     places = rivals.places_of(frame).mean()
     samples = frame.index.str.rpartition(", ").get_level_values(2)
@@ -37,10 +36,8 @@ def measured() -> list[str]:
         "| a client that joins | joins by | cost | bytes | sums |",
         "| :-- |" + " --: |" * (len(shown) + 5) + " :-- | --: | --: | :-- |",
     ]
-    network, cost = (
-        models.build(build.NETWORK, build.SHAPE, build.CLASSES),
-        json.loads(build.COST.read_text())["methods"],
-    )
+    network = models.build(build.NETWORK, build.SHAPE, build.CLASSES)
+    cost = json.loads(build.COST.read_text())["methods"]
     unit = sent(profile.of("fedavg", {}, network, build.CLASSES, build.CLIENTS))
     for name in frame.mean().sort_values(ascending=False).index:
         known = profile.of(name, {}, network, build.CLASSES, build.CLIENTS)

@@ -70,7 +70,7 @@ def fedala(
 
     Client, with the received model G, its own last model L_i, and weights W_i of the top ``layers`` (ones at first):
         theta = L_i + (G - L_i) * W_i in the top layers, elementwise; theta = G in all others            [1]
-        W_i <- clip(W_i - mixing_lr dCE(theta)/dW_i, 0, 1),  a batch at a time, over ``share`` of its samples   [2]
+        W_i <- clip(W_i - eta dCE(theta)/dW_i, 0, 1),  a batch at a time, over ``share`` of its samples  [2]
         theta_i <- SGD(CE) from theta, all layers                                                        [3]
     Server, over the participants i of a round:
         G <- G + sum_i n_i (theta_i - G) / sum_i n_i                                                     [4]
