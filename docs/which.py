@@ -44,7 +44,9 @@ def measured() -> list[str]:
         some = [f"{frame[name][samples == n].mean():.1f}" for n in shown]
         worst, error = facts.loc[name, ["worst_decile", "calibration_error"]]
         entry = methods.get(name)
-        cells = [f"[{entry.title}](methods/{name}.md)", f"{frame[name].mean():.1f}", f"{places[name]:.1f}", *some]
+        lost = int(frame[name].isna().sum())
+        mean = f"{frame[name].mean():.1f}" + (f" ({lost} diverged)" if lost else "")
+        cells = [f"[{entry.title}](methods/{name}.md)", mean, f"{places[name]:.1f}", *some]
         cells += [f"{worst:.1f}", f"{error:.3f}", f"{joins[name].mean():.1f}", known.joins_by]
         cells += [
             f"{cost[entry.title]:.1f}" if entry.title in cost else "",

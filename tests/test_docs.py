@@ -112,12 +112,16 @@ def test_the_page_of_which_method_has_a_row_for_each_method_when_all_is_measured
     def measured(recipe: str) -> list[tuple[Any, Any]]:
         cells = [c for c in which.rivals.recipes.get(recipe).cells if c.where["method"] in values]
         gain = 1 if recipe.endswith("7") else 0
-        return [(c, SeedResult(values[str(c.where["method"])] + gain, 60, facts, {0: 1.0})) for c in cells]
+        rows = [(c, SeedResult(values[str(c.where["method"])] + gain, 60, facts, {0: 1.0})) for c in cells]
+        last = max(k for k, c in enumerate(cells) if c.where["method"] == "fedavg")
+        rows[last] = cells[last], SeedResult(None, 3, {}, {})
+        return rows
 
     monkeypatch.setattr(which.rivals, "measured", measured)
     rows = [[cell.strip() for cell in line.strip("| ").split(" | ")] for line in which.measured()]
     titles = [row[0].partition("]")[0].strip("[") for row in rows[2:]]
     assert titles == ["FedShrink", "Local", "FedAvg"]
+    assert [row[1] for row in rows[3:]] == ["50.0", "45.0 (1 diverged)"]
     assert rows[2][1:9] == ["60.0", "1.0", "60.0", "60.0", "60.0", "40.0", "0.100", "61.0"]
     assert [row[9] for row in rows[2:]] == ["forward passes", "training", "what it receives"]
     assert rows[4][11] == "1.0"
