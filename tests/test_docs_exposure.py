@@ -69,11 +69,3 @@ def test_a_method_that_passes_an_upload_on(monkeypatch: pytest.MonkeyPatch) -> N
         method=changed, trial=r.trial._replace(server={"mean": r.trial.server, "last": r.trial.server})
     )
     assert list(exposure.alone(leaking)) == ["last"]
-
-
-@pytest.mark.parametrize("name", sorted(methods.ours()))
-def test_no_weight_counts_more_samples_than_a_site_has(name: str) -> None:
-    """The server of a federation refuses an upload whose weight does."""
-    trial = profile.small_round(name, {}).trial
-    most = float(trial.data[0].real_N.sum())
-    assert all(float(a.sum()) <= most for a in tree.leaves(trial.ups[0].weight))

@@ -21,7 +21,7 @@ from idiolect.core import keys, tree
 from idiolect.core.errors import InputError, RunError
 from idiolect.core.method import Data, Down, Method, Model, Task, Up, Weights
 from idiolect.core.reduce import Increment, needs_each, spread
-from idiolect.core.reduction import reduced
+from idiolect.core.reduction import Reduction, reduced
 from idiolect.data import FederatedData
 from idiolect.engines import Processes, Sequential
 from idiolect.runs.checkpoint import load, save
@@ -236,9 +236,9 @@ def hard_clients(build: toy.Build) -> None:
         path = tree.not_finite((new, up, info))
         assert path is None, f"client {client}: {path} is not finite"
         moved = sum(float((a - b).abs().sum()) for a, b in zip(tree.leaves(new), tree.leaves(mine), strict=True))
-        moved += sum(
-            float(a.abs().sum()) for a in tree.leaves(getattr(up.value, "body", getattr(up.value, "encoder", up.value)))
-        )
+        received = tree.leaves((down.shared, down.own))
+        for a in tree.leaves(getattr(up.value, "body", getattr(up.value, "encoder", up.value))):
+            moved += min(float((a - b).abs().sum()) for b in [torch.zeros_like(a), *received] if b.shape == a.shape)
         assert moved > 0, f"client {client} did not train"
         personalised = method.personalise(down, mine, toy.rows(federation, client), toy.key())
         assert torch.isfinite(method.predict(down, personalised, federation.x_R)).all(), f"client {client} predicts NaN"
@@ -269,11 +269,14 @@ def _uploads(method: Method, state: State) -> list[Up]:
 def declaration_fits(build: toy.Build) -> None:
     """``reduce`` fits the upload of every client, whose weights are not negative, and of which the server gets no more.
 
-    The server that gets means and sums reports nothing of single participants.
+    The server that gets means and sums reports nothing of single participants. A federation's server believes no weight
+    above a site's number of samples, unless ``reduce`` says that it is measured. Counts and flags are weights, because
+    noise would make a flag neither 0 nor 1, and clipping makes values small that are sent beside large counts.
     """
     try:
         method, state = _states(build)
         ups = _uploads(method, state)
+        measured = Reduction(method.reduce, ups[0]).measured
         ones = [reduced(method.reduce, tree.map(lambda a: a[None], up)) for up in ups]
         up_m = tree.stack(ups)
         _, info = method.aggregate(state.server, reduced(method.reduce, up_m), torch.arange(len(ups)))
@@ -281,7 +284,14 @@ def declaration_fits(build: toy.Build) -> None:
         raise AssertionError(str(error)) from error
     forms = {tuple((path, a.shape, a.dtype) for path, a in tree.named(one.value).items()) for one in ones}
     assert len(forms) == 1, "uploads of different clients have different forms"
-    assert all(bool((w >= 0).all()) for up in ups for w in tree.leaves(up.weight)), "a weight is negative"
+    for size, up in zip(toy.SIZES, ups, strict=True):
+        for k, (path, w) in enumerate(tree.named(up.weight).items()):
+            assert bool((w >= 0).all()), f"the weight {path} is negative"
+            most = torch.inf if k in measured else size * (1 + CLOSE)
+            assert float(w.sum()) <= most, f"the weight {path} is more than the client's samples"
+    for path, a_m in tree.named(up_m.value).items():
+        counts = bool(a_m.any()) and bool((a_m == a_m.round()).all())
+        assert not counts, f"{path} of the value holds whole numbers: counts and flags belong to the weight"
     assert needs_each(method.reduce) or not info, f"{list(info)} of participants, of which the server gets sums alone"
 
 

@@ -43,6 +43,24 @@ def test_a_site_that_reports_nonsense_does_not_count(more: dict[str, Any], files
     assert set(records.query("metric == 'bytes_up'")["client"]) == {0, 1, 3, 4}
 
 
+@pytest.mark.parametrize(("methods", "counts"), [("fedas", True), ("'fedas:weighting=samples'", False)])
+def test_only_a_measured_weight_may_be_more_than_the_samples(
+    methods: str, counts: bool, files: Files, tmp_path: Path
+) -> None:
+    study(tmp_path, methods, rounds=1)
+
+    def tamper(asked: Message, honest: Message) -> Message:
+        much = {k: a.new_full(a.shape, 1e4) for k, a in honest.arrays.items() if k.startswith("weight")}
+        return Message(honest.about, honest.arrays | much if asked.about["kind"] == "local" else honest.arrays)
+
+    link = Loop(workers(tmp_path / "states", files), {"east": tamper})
+    whole = study_for(tmp_path / "study.yaml", "trial")
+    records = conduct(
+        whole, link, list(NAMES), tmp_path / "run", Events(quiet=True), terms=Terms(Patience(least=3))
+    ).records
+    assert (NAMES.index("east") in set(records.query("metric == 'bytes_up'")["client"])) is counts
+
+
 @pytest.mark.parametrize("seconds", [HUGE, -5, "soon", None, True])
 def test_the_seconds_that_a_site_names_end_nothing(seconds: Any, files: Files, tmp_path: Path) -> None:
     study(tmp_path, rounds=1)

@@ -90,7 +90,7 @@ def test_recorded_rounds(monkeypatch: pytest.MonkeyPatch) -> None:
             ups.append(method.local(o.one(method, server, client), (), data, o.key(client))[1])
             r.same(tree.add(server.model, ups[-1].value.increment), r.model(f, f"{at}/clients", place))
             rate[client] = float(f[f"{at}/client/{client}/next_lr"])
-        seen_mC = torch.stack([up.value.seen_C for up in ups])
+        seen_mC = torch.stack([up.weight.seen_C for up in ups]) * steps * task.training.batch_size
         close(((1 + seen_mC) / (1 + seen_mC).sum(0)).T, f[f"{at}/label_weights"], **r.EXACT)
         server, _ = method.aggregate(server, reduced(method.reduce, tree.stack(ups)), torch.tensor(ids))
         r.same(server.model, r.model(f, f"{at}/server"))
@@ -165,7 +165,8 @@ def test_a_client_by_hand(options: dict[str, Any], number: int) -> None:
     for got, name in zip(tree.leaves(up.value.increment), ("W", "b", "U", "c"), strict=True):
         close(got, end[name] - START[name])
     close(up.value.head["weight"], end["U"])
-    close(up.value.seen_C, np.bincount(np.concatenate([y[rows] for rows in plan]), minlength=o.CLASSES))
+    passes = options["steps"] * o.BATCH if "steps" in options else o.EPOCHS
+    close(up.weight.seen_C * passes, np.bincount(np.concatenate([y[rows] for rows in plan]), minlength=o.CLASSES))
 
 
 @pytest.mark.parametrize("teacher", ["logits", "losses", "product"])
@@ -179,7 +180,8 @@ def test_the_server_by_hand(options: dict[str, Any], teacher: str) -> None:
     for ids in ((0, 1, 3), (1, 4)):
         before, falling = server, options.get("decay", 0.98) ** float(server.round)
         server, _, up, _ = o.round_of(method, server, dict.fromkeys(ids, ()), ROWS)
-        heads, seen_mC = up.value.head, 1 + up.value.seen_C
+        heads = up.value.head
+        seen_mC = 1 + torch.tensor(np.array([o.EPOCHS * np.bincount(ROWS[k][1], minlength=o.CLASSES) for k in ids]))
         known = torch.tensor([c for c in range(o.CLASSES) if any(c in ROWS[k][1] for k in ids)])
         key = fedgen.keys.fold(before.key, before.round.long())
         for step in range(4):

@@ -60,18 +60,18 @@ def test_recorded_rounds(part: str, options: dict[str, Any]) -> None:
         before = server
         server, clients, ups = replay.round_of(method, server, clients, f, ids, number=number + 1, rounds=rounds)
         for row, (k, up) in enumerate(zip(ids, ups, strict=True)):
-            close(up.value.energy, f[f"{at}/energy"], rtol=1e-6)
+            close(up.weight.energy, f[f"{at}/energy"], rtol=1e-6)
             mentee = r.model(f, f"{at}/mentee", row)
             step = tree.sub(mentee, before) if authors else mentee
-            r.same(up.value.step, fedkd.compressed(step, up.value.energy)[0])
-            assert ranks(up.value.step) == f[f"{at}/rank_up"][row].tolist()
+            r.same(up.value, fedkd.compressed(step, up.weight.energy)[0])
+            assert ranks(up.value) == f[f"{at}/rank_up"][row].tolist()
             r.same(clients[k].value.mentor, r.model(f, f"{at}/mentor", k))
         mean = reduced(method.reduce, tree.stack(ups)).value
         if authors:
             r.same(tree.sub(server, before), r.model(f, f"{at}/aggregated_update"))
             r.same(server, r.model(f, f"{at}/received_next"))
         else:
-            r.same(mean.step, r.model(f, f"{at}/server"))
+            r.same(mean, r.model(f, f"{at}/server"))
             assert ranks(server) == f[f"{at}/rank_down"].tolist()
             for k in range(r.CLIENTS):
                 close(clients[k].value.projection, f[f"{at}/W_h"][k], **r.EXACT)
@@ -166,8 +166,8 @@ def test_round_by_hand(options: dict[str, Any], energy: float) -> None:
             close(clients[k].value.projection, M)
         updates = options.get("compress") != "weights"
         steps.append({n: low(s[n] - START[n] if updates else s[n], energy) for n in s})
-        same(up.value.step, steps[-1])
-        close(up.value.energy, energy)
+        same(up.value, steps[-1])
+        close(up.weight.energy, energy)
         down = o.one(method, o.model_of(OWN[0]), k)
         kept = method.personalise(down, clients[k], data, o.key())
         close(method.predict(down, kept, torch.tensor(TEST)), o.log_probability(mentor, TEST))
@@ -242,7 +242,7 @@ def test_the_mentee_may_be_another_network(width: int) -> None:
     x, y = ROWS[0]
     down, data = o.one(method, server, 0), replay.at(o.data(x, y), 1, 5)
     after, up, info = method.local(down, client, data, o.key())
-    assert tree.same_form(up.value.step, server)
+    assert tree.same_form(up.value, server)
     assert 0 < float(info["sent_share"]) <= 1
     assert error(method.predict(down, after, torch.tensor(x)), y) < error(
         method.predict(down, client, torch.tensor(x)), y

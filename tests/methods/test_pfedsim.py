@@ -138,3 +138,20 @@ def test_a_client_keeps_its_model_as_it_trained_it() -> None:
     down = o.one(method, method.init_server(o.key()), 1)
     r.same(method.personalise(down, own, o.data(*ROWS[1]), o.key()).value, own.value)
     close(method.predict(Down(), own, torch.tensor(TEST)), o.log_probability(o.weights(7), TEST))
+
+
+@pytest.mark.parametrize(
+    ("after", "averages"), [([0, 0, 0], True), ([0, 1, 0], True), ([1, 0, 1], False), ([1, 1, 1], False)]
+)
+def test_most_participants_say_whether_the_warm_up_is_over(after: list[int], averages: bool) -> None:
+    method = methods.build("pfedsim", {}, o.task())
+    server, ids = method.init_server(o.key()), [0, 2, 3]
+    ups = [
+        method.local(o.one(method, server, k), untrained(o.model_of(START)), o.data(*ROWS[k]), o.key())[1] for k in ids
+    ]
+    ups = [
+        up._replace(weight=up.weight._replace(after=torch.tensor(float(a)))) for up, a in zip(ups, after, strict=True)
+    ]
+    new, _ = method.aggregate(server, replay.reduced(method.reduce, tree.stack(ups)), torch.tensor(ids))
+    bodies = new.models.body["0.weight"]
+    assert torch.equal(bodies[0], bodies[2]) is averages

@@ -9,7 +9,7 @@ a client sends ``Shared(body, mean_Cd, cov)`` with the weights ``Counts(n, n_C)`
 from __future__ import annotations
 
 from collections.abc import Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 from torch import Tensor
@@ -27,9 +27,11 @@ class Mean:
 
     ``by`` is the path of w in ``Up.weight``, such as "n"; it is left out where ``Up.weight`` is one tensor. The shape
     of w is the shape of u, or the first axes of it: one number for each client, for each class (C,), for each cluster.
+    ``measured`` says that w is a measurement and counts no samples, so that nobody can hold it against their number.
     """
 
     by: str = ""
+    measured: bool = False
 
 
 @dataclass(frozen=True)
@@ -50,14 +52,14 @@ class Each:
 Rule = Mean | Sum | Each
 
 
-def mean(by: str = "") -> Any:
+def mean(by: str = "", *, measured: bool = False) -> Any:
     """Declare a part to be reduced to its weighted mean over the participants: see ``Mean``."""
-    return Mean(by)
+    return Mean(by, measured)
 
 
-def increment(by: str = "") -> Any:
+def increment(by: str = "", *, measured: bool = False) -> Any:
     """Declare a part to be a mean increment of weights, which the server adds to its own: see ``Increment``."""
-    return Increment(by)
+    return Increment(by, measured)
 
 
 def sum() -> Any:
@@ -84,11 +86,11 @@ def within(declared: Tree, part: str) -> Tree:
     """The declaration where the weights have moved to a part of ``Up.weight``.
 
     >>> within(mean("n"), "method"), within(mean(), "method"), within(sum(), "method")
-    (Mean(by='method/n'), Mean(by='method'), Sum())
+    (Mean(by='method/n', measured=False), Mean(by='method', measured=False), Sum())
     """
 
     def moved(rule: Rule) -> Rule:
-        return type(rule)(f"{part}/{rule.by}".rstrip("/")) if isinstance(rule, Mean) else rule
+        return replace(rule, by=f"{part}/{rule.by}".rstrip("/")) if isinstance(rule, Mean) else rule
 
     return tree.map(moved, declared)
 

@@ -85,6 +85,12 @@ class Reduction:
         return all(self._weights[k].ndim == 0 for k in self._by if k is not None)
 
     @property
+    def measured(self) -> set[int]:
+        """The places of the leaves of ``Up.weight`` that are measurements, and do not count samples."""
+        rules = zip(self._by, self._rules, strict=True)
+        return {k for k, rule in rules if k is not None and isinstance(rule, Mean) and rule.measured}
+
+    @property
     def increments(self) -> list[int]:
         """The places of the leaves of ``Up.value`` that a server's optimiser may step."""
         return [k for k, rule in enumerate(self._rules) if isinstance(rule, Increment)]

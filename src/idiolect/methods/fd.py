@@ -26,7 +26,7 @@ from idiolect.training import (
 )
 
 SEARCH = {"distillation": "0.01..10:log"}
-PRESETS: dict[str, dict[str, Any]] = {"pfllib": {"outputs": "logits", "teachers": "all", "distance": "squared_error"}}
+PRESETS: dict[str, dict[str, Any]] = {"pfllib": {"outputs": "logits", "teachers": "all"}}
 
 
 class Teacher(NamedTuple):
@@ -72,9 +72,8 @@ def fd(
     Personal: w_i
 
     w_i(x) are probabilities, T_y is one distribution over the classes for all samples of class y, and D is the
-    cross-entropy. A class that no
-    participant has keeps its last F. A client whose F_i is not in F, because it did not take part in that round, takes
-    F_y as it is; one that is F alone has no teacher for that class.
+    cross-entropy. A class that no participant has keeps its last F. A client whose F_i is not in F, because it did not
+    take part in that round, takes F_y as it is; one that is F alone has no teacher for that class.
 
     Up: F_i (C, C), weighted 1 for the classes that it has. Down: F (C, C), M (C), and of which round each is. At the
     client: w_i, F_i and which classes it has. A new client does one round's local work from the start common to all.
@@ -85,7 +84,7 @@ def fd(
         outputs: what w_i(x) is in [2] to [4]: probabilities, or logits (PFLlib).
         teachers: whose outputs T_y is of: the other clients', or all, the client's own among them (PFLlib).
         distance: D in [1]: the cross-entropy, in which a T_y of logits counts by its softmax; or the mean over classes
-            of (w_i(x) - T_y)^2 (PFLlib).
+            of (w_i(x) - T_y)^2 (FedDistill, as an older PFLlib named the method).
 
     Source: the paper's algorithm 1 and section 2; no code of its authors is known.
     Differs from source: the paper's data augmentation by a generator (FAug) is another part, and is left out. Its

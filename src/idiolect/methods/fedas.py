@@ -152,4 +152,5 @@ def fedas(
     def predict(down: Down, client: Personal, x_B: Tensor) -> Tensor:
         return log_softmax_of(task, client.value, x_B)  # [6]
 
-    return Method(init_server, init_client, send, local, reduce.increment(), add, personalise, predict)  # [5]
+    parts = reduce.increment(measured=weighting == "fisher")  # [5]
+    return Method(init_server, init_client, send, local, parts, add, personalise, predict)

@@ -39,7 +39,8 @@ class Counts(NamedTuple):
     """What a client says of its upload."""
 
     n: Tensor
-    number: Tensor
+    is_M: Tensor
+    """1 for the model that it is."""
 
 
 def fedcross(
@@ -65,7 +66,7 @@ def fedcross(
     All v_j start alike. A model that comes back from several clients is first their mean by samples. One that comes
     back alone has no partner, and one that was not given stays as it is. [5] is one model for all: nothing is personal.
 
-    Up: w_i, n_i samples and the model's number; the server needs those of each client. Down: v_j and its number to each
+    Up: w_i, n_i samples and which model it is; the server needs those of each client. Down: v_j and its number to each
     participant, and v to all, because clients are measured with the message that they train from. At the client:
     nothing. A new client takes v as it is.
 
@@ -76,9 +77,10 @@ def fedcross(
         alpha: how much of itself a model keeps (paper: 0.99).
         partner: the choice of [4] (paper: the least alike).
 
-    Source: the paper's algorithm; two public versions of it (PFLlib, FL-bench).
+    Source: the paper's algorithm; PFLlib's version of it.
     Differs from source: the paper's two ways to hasten the start, several partners and an alpha that grows, are left
-    out. The cosine is that of all weights; public versions add up those of growing parts of the model.
+    out. The cosine is that of all weights; PFLlib adds up the cosines of every two tensors that follow each other. [5]
+    is a plain mean, in PFLlib one by samples.
     """
     count = models or task.clients
 
@@ -103,10 +105,11 @@ def fedcross(
 
     def local(down: Down, client: Any, data: Data, key: Tensor) -> tuple[Any, Up, dict[str, Tensor]]:
         w, loss = train_model(task, down.own.model, data, key)  # [2]
-        return client, Up(w, Counts(data.real_N.sum(), down.own.number)), {"train_loss": loss}
+        is_M = (torch.arange(count) == down.own.number).to(loss.dtype)
+        return client, Up(w, Counts(data.real_N.sum(), is_M)), {"train_loss": loss}
 
     def aggregate(server: Server, up: Reduced, ids: Tensor) -> tuple[Server, dict[str, Tensor]]:
-        n_m, number_m = up.weight_m.n, up.weight_m.number.long()
+        n_m, number_m = up.weight_m.n, up.weight_m.is_M.argmax(1)
         back_J, place_m = number_m.unique(return_inverse=True)
         share_Jm = torch.zeros(len(back_J), len(ids)).to(n_m).index_put((place_m, torch.arange(len(ids))), n_m)
         share_Jm = share_Jm / share_Jm.sum(1, keepdim=True)

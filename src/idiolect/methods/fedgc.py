@@ -47,6 +47,12 @@ class Sent(NamedTuple):
 
     body: Weights
     head: Weights
+
+
+class Counts(NamedTuple):
+    """What it says beside them: its number of samples, and 1 for the classes of these."""
+
+    n: Tensor
     has_C: Tensor
 
 
@@ -76,7 +82,8 @@ def fedgc(
     Personal: theta and (W_i, b_i), over the client's own classes                                           [6]
 
     [1] alone knows no other client's classes, so that different classes of two clients may end at one place; [5] moves
-    them apart. The rows of classes that a client does not have take no part and do not move.
+    them apart. The rows of classes that a client does not have take no part in [1] and [5]; only weight decay moves
+    them.
 
     Up: the increment theta_i - theta, weighted by n_i; W_i, b_i and the client's classes. Down: theta, and its head to
     each client. At the client: nothing. Secure aggregation cannot hide the heads, because the server needs each. An
@@ -138,13 +145,13 @@ def fedgc(
 
     def local(down: Down, client: tuple[()], data: Data, key: Tensor) -> tuple[tuple[()], Up, dict[str, Tensor]]:
         model, loss = train(down, data, key)
-        up = Sent(tree.sub(model.body, down.shared), model.head, classes_of(data))
-        return client, Up(up, data.real_N.sum()), {"train_loss": loss}
+        up = Up(Sent(tree.sub(model.body, down.shared), model.head), Counts(data.real_N.sum(), classes_of(data)))
+        return client, up, {"train_loss": loss}
 
     def aggregate(server: Server, up: Reduced, ids: Tensor) -> tuple[Server, dict[str, Tensor]]:
-        step, heads, has_mC = up.value
+        step, heads = up.value
         heads = tree.map(lambda old, new: old.index_copy(0, ids, new), server.heads, heads)
-        has_KC = server.has_KC.index_copy(0, ids, has_mC)
+        has_KC = server.has_KC.index_copy(0, ids, up.weight_m.has_C)
         if correction:
             slope_KCd = torch.func.grad(overlap)(heads["weight"], has_KC, own_term == "gradient")
             heads = heads | {"weight": heads["weight"] - correction * rule.lr * slope_KCd}  # [5]
@@ -163,7 +170,7 @@ def fedgc(
         logp_BC = log_softmax(own_logits(head, network.features(body, task.inputs(x_B)), has_C), -1)  # [6]
         return logp_BC.clamp(min=math.log(torch.finfo(logp_BC.dtype).tiny))
 
-    parts = Sent(body=reduce.increment(), head=reduce.each(), has_C=reduce.each())  # [2] [4]
+    parts = Sent(body=reduce.increment("n"), head=reduce.each())  # [2] [4]
     return Method(init_server, stateless, send, local, parts, aggregate, personalise, predict)
 
 

@@ -80,8 +80,14 @@ class Report(NamedTuple):
     increment: Model
     head: Weights
     """As trained, for the generator."""
+
+
+class Counts(NamedTuple):
+    """What it says beside them."""
+
+    n: Tensor
     seen_C: Tensor
-    """The samples of each class that it trained on, in each step anew."""
+    """The samples of each class in all of its steps, divided by the epochs, or by the places in ``steps`` batches."""
 
 
 def fedgen(
@@ -144,6 +150,7 @@ def fedgen(
     require_classes(task, "fedgen", "it generates features of each class")
     network, training, classes = task.network, task.training, task.classes
     size = training.batch_size
+    passes = training.epochs if steps is None else steps * size
     several = generated_batch or size
     rule = Adam(generator_lr, weight_decay=generator_weight_decay)
 
@@ -191,11 +198,11 @@ def fedgen(
             "train_loss": trained_loss([s[:2] for s in extras]),
             "generated_loss": trained_loss([(s[3], s[1]) for s in extras]),
         }
-        return client, Up(Report(tree.sub(model, w), model.head, seen_C), data.real_N.sum()), info
+        return client, Up(Report(tree.sub(model, w), model.head), Counts(data.real_N.sum(), seen_C / passes)), info
 
     def aggregate(server: Server, up: Reduced, ids: Tensor) -> tuple[Server, dict[str, Tensor]]:
         report: Report = up.value
-        seen_mC = report.seen_C.clamp(min=0)  # below it where noise was added on the way
+        seen_mC: Tensor = up.weight_m.seen_C * passes
         share_mC = (1 + seen_mC) / (1 + seen_mC).sum(0)  # [6] [7]
         known = (seen_mC.amax(0) > 0).nonzero()[:, 0]
         known = known if len(known) else torch.arange(classes)
@@ -231,7 +238,7 @@ def fedgen(
         return log_softmax_of(task, down.shared.model, x_B)
 
     # each head of a round is sent as it is, so none can stay at a client: this is no place where the server's is
-    parts = Report(increment=reduce.increment(), head=reduce.each(), seen_C=reduce.each())  # [4] [8]
+    parts = Report(increment=reduce.increment("n"), head=reduce.each())  # [4] [8]
     return Method(init_server, stateless, send, local, parts, aggregate, unchanged, predict)
 
 

@@ -58,13 +58,11 @@ REPORTS = {
 }
 
 
-class Sent(NamedTuple):
-    """What a client sends."""
+class Weight(NamedTuple):
+    """What a client says beside its mentee: 1, and T, by which the server compresses too."""
 
-    step: Model
-    """The compressed update of the mentee, or its compressed weights: written out, at full size."""
+    one: Tensor
     energy: Tensor
-    """By which the server compresses too."""
 
 
 class Own(NamedTuple):
@@ -183,10 +181,10 @@ def fedkd(
             "shared_loss": trained_loss([(s[2], s[1]) for s in extras]),
             "sent_share": sizes / full,
         }
-        return trained(kept), Up(Sent(low, energy), torch.ones(())), info
+        return trained(kept), Up(low, Weight(torch.ones(()), energy)), info
 
     def aggregate(server: Model, up: Reduced, ids: Tensor) -> tuple[Model, dict[str, Tensor]]:
-        low, _ = compressed(up.value.step, up.value.energy)  # [5]
+        low, _ = compressed(up.value, up.weight.energy / up.weight.one)  # [5]
         return (tree.add(server, low) if compress == "updates" else low), {}  # [5]
 
     def first_round(down: Down, client: Personal, data: Data, key: Tensor) -> tuple[Personal, Up, dict[str, Tensor]]:
@@ -197,7 +195,7 @@ def fedkd(
         return log_softmax_of(task, client.value.mentor, x_B)  # [8]
 
     return Method(
-        common.init, init_client, send, local, reduce.mean(), aggregate, joins_by_training(first_round), predict
+        common.init, init_client, send, local, reduce.mean("one"), aggregate, joins_by_training(first_round), predict
     )  # [5]
 
 

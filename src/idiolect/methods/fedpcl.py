@@ -61,6 +61,13 @@ class Shared(NamedTuple):
     """1 for the clients that have sent theirs."""
 
 
+class Counts(NamedTuple):
+    """What a client says beside its prototypes: its number of samples, and 1 for the classes of these."""
+
+    n: Tensor
+    known_C: Tensor
+
+
 class Client(NamedTuple):
     """What a client keeps."""
 
@@ -99,8 +106,9 @@ def fedpcl(task: Task, *, temperature: PositiveFloat = 0.07, sum_over: Literal["
     Differs from source: the released code has another loss. It contrasts P_jy with the features of the mini-batch, two
     augmented images of each sample, in place of z with the classes; it sums over the clients j, and has no term of P
     beside them. It predicts the class of the nearest P_ic. This is left out. In PFLlib P_c is gone where no participant
-    has the class, and a class that the client does not have counts as z P_c = 0 in [6], which a class with a negative
-    product loses against.
+    has the class. Its [6] is over all classes: by [5] those too that the client does not have, and a class without any
+    prototype counts as 0. In its [1] the prototypes stand in the order in which classes were first seen, which
+    need not be that of the labels; in [2] clients that have sent nothing count with P.
     """
     require_classes(task, "fedpcl", "its clients share a prototype of each class")
     require_unweighted(task, "fedpcl")
@@ -155,16 +163,18 @@ def fedpcl(task: Task, *, temperature: PositiveFloat = 0.07, sum_over: Literal["
             down.own, lambda: train(down.shared, start, data, keys.fold(key, "train")), lambda: (start, torch.zeros(()))
         )
         own = prototypes_of(body, data)  # [3]
-        return trained(Client(body, own)), Up(own, data.real_N.sum()), {"train_loss": loss}
+        up = Up(own.mean_Cd, Counts(data.real_N.sum(), own.known_C))
+        return trained(Client(body, own)), up, {"train_loss": loss}
 
     def aggregate(server: Server, up: Reduced, ids: Tensor) -> tuple[Server, dict[str, Tensor]]:
-        mean_mCd, known_mC = up.value
+        mean_mCd, (n_m, known_mC) = up.value, up.weight_m
         count_C = known_mC.sum(0)
         new_Cd = (mean_mCd * known_mC[..., None]).sum(0) / count_C.clamp(min=1)[:, None]  # [4]
         mean_Cd = torch.where(count_C[:, None] > 0, new_Cd, server.common.mean_Cd)
         known_C = torch.maximum(server.common.known_C, (count_C > 0).to(count_C.dtype))
-        own = tree.map(lambda old, new: old.index_copy(0, ids, new), server.own, up.value)
-        return Server(Prototypes(mean_Cd, known_C), own, server.n_K.index_copy(0, ids, up.weight_m)), {}
+        new = Prototypes(mean_mCd, known_mC)
+        own = tree.map(lambda old, new: old.index_copy(0, ids, new), server.own, new)
+        return Server(Prototypes(mean_Cd, known_C), own, server.n_K.index_copy(0, ids, n_m)), {}
 
     def predict(down: Down, client: Personal, x_B: Tensor) -> Tensor:
         body, (mean_Cd, known_C) = client.value

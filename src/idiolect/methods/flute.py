@@ -49,8 +49,13 @@ class Sent(NamedTuple):
 
     body: Weights
     head: Weights
+
+
+class Counts(NamedTuple):
+    """What it says beside them: its weight, and 1 for the classes of its samples."""
+
+    n: Tensor
     has_C: Tensor
-    """1 for the classes of its samples."""
 
 
 def flute(
@@ -163,11 +168,11 @@ def flute(
         model, _, extras = sgd_from(loss, model, state, plan[start:], rule)  # [4]
         weight = data.real_N.sum() if weighting == "samples" else torch.ones(())  # [5]
         info = {"train_loss": trained_loss(extras), "collapse": geometry(model.head["weight"], has_C)}
-        return client, Up(Sent(tree.sub(model.body, down.shared), model.head, has_C), weight), info
+        return client, Up(Sent(tree.sub(model.body, down.shared), model.head), Counts(weight, has_C)), info
 
     def aggregate(server: Server, up: Reduced, ids: Tensor) -> tuple[Server, dict[str, Tensor]]:
-        step, heads, has_mC = up.value
-        common = tree.mean(heads, up.weight_m) if average else server.common
+        (step, heads), (n_m, has_mC) = up.value, up.weight_m
+        common = tree.mean(heads, n_m) if average else server.common
         slope = torch.func.vmap(torch.func.grad(geometry))(heads["weight"], has_mC)
         heads = heads | {"weight": heads["weight"] - server_lr / len(ids) * slope}  # [6]
         kept = tree.map(lambda old, new: old.index_copy(0, ids, new), server.heads, heads)
@@ -181,7 +186,7 @@ def flute(
     def predict(down: Down, client: Any, x_B: Tensor) -> Tensor:
         return log_softmax_of(task, Model(down.shared, client or down.own), x_B)
 
-    parts = Sent(body=reduce.increment(), head=reduce.each(), has_C=reduce.each())  # [5] [6]
+    parts = Sent(body=reduce.increment("n"), head=reduce.each())  # [5] [6]
     return Method(init_server, stateless, send, local, parts, aggregate, personalise, predict)
 
 

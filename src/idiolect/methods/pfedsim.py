@@ -32,7 +32,6 @@ class Server(NamedTuple):
     models: Model
     """The last model of each client, or the common one: every weight has a leading axis (K, ...)."""
     similar_KK: Tensor
-    round: Tensor
 
 
 class Start(NamedTuple):
@@ -43,12 +42,12 @@ class Start(NamedTuple):
     """0 for a new client."""
 
 
-class Sent(NamedTuple):
-    """What a client sends."""
+class Counts(NamedTuple):
+    """What a client says beside its model."""
 
-    model: Model
-    rounds: Tensor
-    """How many rounds there will be."""
+    n: Tensor
+    after: Tensor
+    """1 after the warm-up. The server does not know the number of rounds."""
 
 
 def pfedsim(task: Task, *, warm_up: Annotated[float, Field(ge=0, le=1)] = 0.5) -> Method:
@@ -66,9 +65,10 @@ def pfedsim(task: Task, *, warm_up: Annotated[float, Field(ge=0, le=1)] = 0.5) -
 
     Pairs that have not met have s_ij = 0, and so no weight. A pair keeps its s_ij until it meets again.
 
-    Up: theta_i and phi_i, weighted by n_i samples. Down: theta and phi_i to each client. At the client: its model as it
-    last trained; an absent client keeps it. Secure aggregation cannot hide the models, because they are kept and
-    compared. A new client gets the mean of all clients' models, and trains it for one round's local work.
+    Up: theta_i and phi_i, weighted by n_i samples, and whether the warm-up is over, which the server takes from most of
+    them. Down: theta and phi_i to each client. At the client: its model as it last trained; an absent client keeps it.
+    Secure aggregation cannot hide the models, because they are kept and compared. A new client gets the mean of all
+    clients' models, and trains it for one round's local work.
 
     Args:
         task: the problem.
@@ -81,7 +81,7 @@ def pfedsim(task: Task, *, warm_up: Annotated[float, Field(ge=0, le=1)] = 0.5) -
 
     def init_server(key: Tensor) -> Server:
         models: Model = tree.map(lambda w: w.expand(task.clients, *w.shape).clone(), task.network.init(key))
-        return Server(models, torch.eye(task.clients), torch.tensor(0))
+        return Server(models, torch.eye(task.clients))
 
     def init_client(key: Tensor, id: Tensor) -> Personal:
         return untrained(task.network.init(key))
@@ -97,25 +97,21 @@ def pfedsim(task: Task, *, warm_up: Annotated[float, Field(ge=0, le=1)] = 0.5) -
         )
         return Down(own=Start(Model(body, head), member_m.to(torch.get_default_dtype())))
 
-    def warm_rounds(rounds: Tensor) -> Tensor:
-        return (rounds.double() * warm_up).floor()
-
     def local(down: Down, client: Personal, data: Data, key: Tensor) -> tuple[Personal, Up, dict[str, Tensor]]:
         model, loss = train_model(task, down.own.model, data, key)  # [1] [3]
-        after = (data.round > warm_rounds(data.rounds)).to(loss.dtype)  # [6]
-        up = Up(Sent(model, data.rounds.to(loss.dtype)), data.real_N.sum())
-        return Personal(model, after), up, {"train_loss": loss}
+        after = (data.round > (data.rounds.double() * warm_up).floor()).to(loss.dtype)  # [6]
+        return Personal(model, after), Up(model, Counts(data.real_N.sum(), after)), {"train_loss": loss}
 
     def aggregate(server: Server, up: Reduced, ids: Tensor) -> tuple[Server, dict[str, Tensor]]:
-        similar_KK, new = server.similar_KK, up.value.model
-        if int(server.round) < int(warm_rounds(up.value.rounds.max())):
-            mean = tree.mean(new, up.weight_m)  # [1]
-            models = tree.map(lambda w, old: w.expand_as(old).clone(), mean, server.models)
-        else:
+        similar_KK, new = server.similar_KK, up.value
+        if up.weight_m.after.mean() > 0.5:
             models = tree.map(lambda old, w: old.index_copy(0, ids, w), server.models, new)
             similar_KK = similar_KK.clone()
             similar_KK[ids[:, None], ids] = likeness(new.head).to(similar_KK.dtype)  # [4]
-        return Server(models, similar_KK, server.round + 1), {"similarity": similar_KK[ids][:, ids]}
+        else:
+            mean = tree.mean(new, up.weight_m.n)  # [1]
+            models = tree.map(lambda w, old: w.expand_as(old).clone(), mean, server.models)
+        return Server(models, similar_KK), {"similarity": similar_KK[ids][:, ids]}
 
     def personalise(down: Down, client: Personal, data: Data, key: Tensor) -> Personal:
         def received() -> Model:

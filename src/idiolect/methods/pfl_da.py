@@ -65,9 +65,10 @@ def pfl_da(
     Source: the paper's algorithm; the authors' released experiments (pflda), and PFLlib, whose order and mean are the
         preset "pfllib".
     Differs from source: the released code takes a step of [1] and one of [2] in turn, by Adam, and after each sets
-        v_i <- 0.99 w + 0.01 v_i in place of a pull, so that v_i is all but w; it trains a body that nobody uses, and
-        lowers the rate over the rounds, which is a setting of the study here. PFLlib adds ``pull`` |v_i - w| without a
-        square, computed from detached weights, so that it has no gradient and v_i is not held at all; here it is.
+        v_i <- 0.99 w + 0.01 v_i in place of a pull, so that v_i is all but w; it averages a body that nobody trains or
+        uses, and lowers the rate over the rounds, which is a setting of the study here. PFLlib adds ``pull`` |v_i - w|
+        without a square, computed from detached weights, so that it has no gradient and v_i is not held at all; here
+        it is.
     """
 
     def init_server(key: Tensor) -> Weights:

@@ -23,7 +23,7 @@ class Pairs(NamedTuple):
     known_C: Tensor
     """1 for the classes that it has."""
     place_C: Tensor
-    """A random number in 0..1 for each, by which the server orders the pairs of all clients."""
+    """A random number in 0..1 for each of these, by which the server orders the pairs of all clients."""
 
 
 def prototypes(
@@ -56,7 +56,7 @@ def prototypes(
 def upload(mean_Cd: Tensor, known_C: Tensor, key: Tensor) -> Up:
     """A client's prototypes as it sends them; they are to be reduced by ``reduce.each()``."""
     draw_C = (keys.bits(keys.fold(key, "place"), len(known_C)) & (2**24 - 1)).to(known_C.dtype) / 2**24
-    return Up(mean_Cd, Pairs(known_C, draw_C))
+    return Up(mean_Cd, Pairs(known_C, draw_C * known_C))
 
 
 def pairs(up: Reduced, *, shuffle: bool) -> tuple[Tensor, Tensor]:

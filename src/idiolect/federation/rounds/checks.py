@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 import statistics
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from typing import Any
 
 import torch
@@ -37,15 +37,18 @@ def upload_form(method: Method, data: FederatedData, name: str) -> Up:
         return trial.trial(method, samples).ups[0]
 
 
-def local_result(message: Message, like: Up, round: int, samples: int, labels: int = 1) -> LocalResult:
+def local_result(
+    message: Message, like: Up, round: int, samples: int, labels: int = 1, measured: Collection[int] = ()
+) -> LocalResult:
     """What a site trained, as the round loop takes it: in place of its state the round, because the state stays there.
 
     Args:
         message: the site's.
         like: an upload of the right form.
         round: the round.
-        samples: training samples that the site has said it has; a weight counts some of them, or is 1.
+        samples: training samples that the site has said it has; a weight counts some of them, or is at most 1.
         labels: of which a sample can have several; a weight may count a sample once for each.
+        measured: the places of the weights that count no samples (``Reduction.measured``).
 
     Raises:
         Refusal: an array is missing, strange, of another shape or type, or not finite, a weight is negative or counts
@@ -56,7 +59,8 @@ def local_result(message: Message, like: Up, round: int, samples: int, labels: i
         raise Refusal(f"{path} is not finite")
     if any(a.numel() and bool((a < 0).any()) for a in tree.leaves(up.weight)):
         raise Refusal("a weight is negative")
-    most = max([float(a.double().sum()) for a in tree.leaves(up.weight)], default=0.0)
+    counts = [float(a.double().sum()) for k, a in enumerate(tree.leaves(up.weight)) if k not in measured]
+    most = max(counts, default=0.0)
     if most > max(samples, 1) * labels * 1.001:
         raise Refusal(f"its weight is {most:.6g}, and it has {samples} training samples")
     info = {name: torch.tensor(value) for name, value in report_of(message).items()}

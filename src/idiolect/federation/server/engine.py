@@ -12,6 +12,7 @@ import torch
 from idiolect.core import tree
 from idiolect.core.errors import InputError, Interrupted
 from idiolect.core.method import Down, Method
+from idiolect.core.reduction import Reduction
 from idiolect.core.tree import Tree
 from idiolect.federation.events import Events
 from idiolect.federation.messages import Message, by_path
@@ -101,6 +102,7 @@ class Session:
                 "participation: 1, or leave out this method"
             )
         self._like = checks.upload_form(method, job.data, job.name)
+        self._measured = Reduction(method.reduce, self._like).measured
 
     def map(
         self, phase: Phase, round: int, ids: Sequence[int], down: Down, clients: Sequence[Tree], stop: Stop,
@@ -132,7 +134,7 @@ class Session:
             on_answer(message)
             if phase == "local":
                 labels = job.data.outputs if job.data.task == "multilabel" else 1
-                return checks.local_result(message, self._like, round, engine.samples(i), labels)
+                return checks.local_result(message, self._like, round, engine.samples(i), labels, self._measured)
             return checks.evaluation_result(message, job.data.task)
 
         before, start = self.seconds, time.monotonic()
