@@ -80,6 +80,23 @@ def test_whose_fault_it_is(file: str, settings: dict[str, Any], said: str) -> No
     assert str(caught.value).startswith(said)
 
 
+@pytest.mark.parametrize(
+    ("settings", "said"),
+    [
+        ({"data": "p.csv"}, ["data leaves out partition, clients of s.yaml: give partition, clients too to keep them"]),
+        ({"client_column": "x", "data": "p.csv", "clients": 3},
+         ["data leaves out partition of s.yaml: give partition too to keep them"]),
+        ({"data": "p.csv", "clients": 3, "partition": "iid"}, []),
+        ({"rounds": 3}, []),
+    ],
+)  # fmt: skip
+def test_a_division_that_does_not_count_is_said(
+    settings: dict[str, Any], said: list[str], caplog: pytest.LogCaptureFixture
+) -> None:
+    made("partition: iid\nclients: 5\n", settings)
+    assert caplog.messages == said
+
+
 def test_a_wrong_setting_of_a_file_may_be_replaced() -> None:
     for file, settings in (
         ("lr: -1\n", {"lr": 0.1}),

@@ -423,6 +423,17 @@ def test_a_share_that_leaves_a_client_nothing_to_train_on(tmp_path: Path) -> Non
     assert not (tmp_path / "search").exists()
 
 
+def test_a_refit_has_no_samples_to_choose_a_threshold_on(tmp_path: Path) -> None:
+    """It would train on all training samples, and its study, which keeps the threshold, could not be read again."""
+    x, y = torch.randn(120, 6).numpy(), (torch.arange(120) % 2).numpy()
+    data = idl.data.from_arrays(x, y, clients=["a", "b", "c"] * 40)
+    study = idl.Study(data=data, methods=["fedavg"], rounds=2, protocol="validation=0.3,threshold=f1")
+    with pytest.raises(idl.InputError, match="refit=True trains on all training samples, and threshold=f1") as error:
+        idl.tune(study, {"lr": "0.1,0.2"}, tmp_path / "search", trials=2, refit=True)
+    assert "leave out refit=True and run tuned.yaml" in str(error.value)
+    assert not (tmp_path / "search").exists()
+
+
 def test_files_of_a_search_that_are_broken_are_one_sentence(tuning: Tuning, tmp_path: Path) -> None:
     for name, content in (("search.yaml", "trials: [1"), ("search.yaml", "trials: 6"), ("base.yaml", "rounds: x")):
         folder = tmp_path / f"{name}{len(content)}"

@@ -18,7 +18,7 @@ if TYPE_CHECKING:
     from idiolect.federation.data.samples import SiteFiles
     from idiolect.federation.site.personal_model import SiteModel
 
-Resize = Annotated[bool, flag("resize", "Stretch images of another size.")]
+Resize = Annotated[bool, flag("resize", "Stretch images of another size to that of the training.")]
 AsIs = Annotated[
     list[str] | None,
     option("A column whose numbers are right although they look like those of another unit; repeat.", metavar="COLUMN"),
@@ -36,7 +36,7 @@ def join_command(
         str | None, option("Take global, personal or local, whatever the comparison says.", "the best")
     ] = None,
     client: Annotated[
-        int | None, option("The site's number, on which random draws depend.", "that of the first new client")
+        int | None, option("The site's number (no name), on which random draws depend.", "that of the first new client")
     ] = None,
     test: Annotated[
         Path | None,

@@ -58,7 +58,7 @@ AllowImport = Annotated[
     bool,
     flag(
         "allow-import",
-        "Allow the study file, or that of the run to resume, to name code by its import path; this code is run.",
+        "Allow what is read (a study file, a run, a bundle) to name code by its import path; this code is run.",
         ENGINE,
     ),
 ]

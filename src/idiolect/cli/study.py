@@ -2,18 +2,23 @@
 
 from __future__ import annotations
 
+import logging
 import re
 from collections.abc import Mapping, Sequence
 from contextlib import nullcontext
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from idiolect.core.errors import InputError, nearest
+from idiolect.core.errors import InputError, argument, nearest
 from idiolect.core.import_path import no_imports
 from idiolect.studies.settings import OWN_DATA
 
 if TYPE_CHECKING:
     from idiolect.studies import Study, Use
+
+log = logging.getLogger(__name__)
+_DIVISION = ("partition", "clients")
+"""The settings that say how samples are divided."""
 
 
 def study_of(
@@ -34,7 +39,12 @@ def study_of(
             raise InputError(f"{resumed} has no run to resume: give --out the folder of one, or leave out --resume")
     if path is None and re.fullmatch(r"\w[\w.-]{,99}", own_name := Path(settings.get("data") or "").stem):
         settings = {"name": own_name} | settings
-    of_file = {k: v for k, v in (settings_of_file(path) if path else {}).items() if k not in _replaced(settings)}
+    in_file, replaced = settings_of_file(path) if path else {}, _replaced(settings)
+    of_file = {k: v for k, v in in_file.items() if k not in replaced}
+    lost = [k for k in _DIVISION if in_file.get(k) is not None and k in replaced and k not in settings]
+    if lost and (resumed is None or path != resumed / STUDY_FILE):
+        own, options = argument("data" if "data" in settings else "client_column"), map(argument, lost)
+        log.warning("%s leaves out %s of %s: give %s too to keep them", own, ", ".join(lost), path, ", ".join(options))
 
     def whole() -> Study:
         try:
@@ -61,7 +71,7 @@ def _replaced(settings: Mapping[str, Any]) -> set[str]:
         if own in settings:
             replaced.update(other)
     if "data" in settings or "client_column" in settings:  # these say how samples are divided
-        replaced.update(("partition", "clients"))
+        replaced.update(_DIVISION)
     return replaced
 
 

@@ -13,7 +13,7 @@ from pydantic import BaseModel, ConfigDict, Field, PositiveInt
 
 from idiolect.core import files
 from idiolect.core.documents import read_json, read_yaml, sealed_json
-from idiolect.core.errors import InputError, brief
+from idiolect.core.errors import InputError, brief, option
 from idiolect.core.option_spec import lower
 from idiolect.runs.folder import MANIFEST_FILE, SEARCH_FILE, elsewhere
 from idiolect.runs.store import difference, settings_of_numbers
@@ -61,11 +61,18 @@ class Plan(BaseModel):
             raise InputError(f"{where}={brief(first['input'])} is not valid: {lower(first['msg'])}") from None
 
     def check(self, study: Study) -> None:
-        """Check that the trials suffice for what is searched.
+        """Check that the trials suffice for what is searched, and that the study can be refitted if it shall be.
 
         Raises:
-            InputError: a range is wrong, or a method has more settings to search than trials.
+            InputError: a range is wrong, a method has more settings to search than trials, or a refit has no samples to
+                choose a threshold on.
         """
+        if self.refit and (how := study.protocol.threshold) != "half":
+            fit = option("refit", True)
+            raise InputError(
+                f"{fit} trains on all training samples, and threshold={how} is chosen on samples that are not trained "
+                f"on: leave out {fit} and run tuned.yaml after the search, or leave threshold out"
+            )
         for label, space in spaces(study, self.search).items():
             if len(space) > self.trials:
                 what = f"{self.trials} trial{'s' * (self.trials > 1)} for {len(space)} settings of {label}"
