@@ -38,13 +38,13 @@ TEST = np.random.default_rng(5).normal(size=(7, o.INPUTS))
 def test_recorded_rounds(part: str) -> None:
     f = r.read("fedamp")
     epochs, lr, alpha, sigma, pull = f["options"].tolist()
-    task = r.task(SGD(lr, 0.0, 0.0), int(epochs))
+    task = r.task(f, SGD(lr, 0.0, 0.0), int(epochs))
     task = replace(task, training=replace(task.training, drop_last=True))
     options = {"preset": "pfllib", "alpha": alpha, "sigma": sigma, "pull": pull}
     method = methods.build("fedamp", options, task)
     start = r.model(f, "init")
-    server = Server(tree.stack([start] * r.CLIENTS), start, torch.zeros(r.CLIENTS))
-    clients = [untrained(start) for _ in range(r.CLIENTS)]
+    server = Server(tree.stack([start] * len(r.clients(f))), start, torch.zeros(len(r.clients(f))))
+    clients = [untrained(start) for _ in r.clients(f)]
     for number in range(3):
         at, ups = f"{part}/round{number}", []
         ids = f[f"{at}/participants"].tolist()

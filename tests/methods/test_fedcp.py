@@ -48,7 +48,7 @@ def alike(got: Any, want: Any) -> None:
 
 def recorded(f: r.Files, part: str) -> Method:
     alignment, epochs, lr = f["options"].tolist()
-    task = r.task(SGD(lr, 0.0, 0.0), int(epochs))
+    task = r.task(f, SGD(lr, 0.0, 0.0), int(epochs))
     task = replace(task, training=replace(task.training, drop_last=True))
     return methods.build("fedcp", {"preset": "official", "alignment": alignment, "noise": part == "noisy"}, task)
 
@@ -66,7 +66,7 @@ def test_recorded_rounds(part: str, monkeypatch: pytest.MonkeyPatch) -> None:
     for number in range(3):
         at = f"{part}/round{number}"
         ids, ups = f[f"{at}/participants"].tolist(), []
-        for k in range(r.CLIENTS):
+        for k in r.clients(f):
             down, data = o.one(method, server, k), r.training(f, k)
             if k not in ids:
                 clients[k] = method.stand_by(down, clients[k], data, o.key())

@@ -55,13 +55,13 @@ def logits(f: r.Files, method: Method, server: Any, clients: list[Any], at: str)
 def test_recorded_rounds() -> None:
     f = r.read("feddbe")
     mu, kappa, epochs, lr = f["options"].tolist()
-    task = r.task(SGD(lr, 0.0, 0.0), int(epochs))
+    task = r.task(f, SGD(lr, 0.0, 0.0), int(epochs))
     task = replace(task, training=replace(task.training, drop_last=True))
     method = methods.build("feddbe", {"momentum": mu, "kappa": kappa}, task)
     assert method.full_rounds == (1,)
     server = method.init_server(o.key())._replace(model=r.model(f, "init"))
-    clients = [method.init_client(o.key(), torch.tensor(k)) for k in range(r.CLIENTS)]
-    server, ups = play(f, method, server, clients, list(range(r.CLIENTS)))
+    clients = [method.init_client(o.key(), torch.tensor(k)) for k in r.clients(f)]
+    server, ups = play(f, method, server, clients, list(r.clients(f)))
     close(ups.value.mean_d, f["start/means"], **r.EXACT)
     close(server.mean_d, f["global_mean"], **r.EXACT)
     r.same(server.model, r.model(f, "init"))

@@ -42,9 +42,9 @@ def test_recorded_rounds(part: str, by: str) -> None:
     f = r.read("fedphp")
     epochs, lr, guidance, rounds, share = f["options"].tolist()
     options = {"preset": "official", "guidance": guidance, "by": by, "participation": share}
-    method = methods.build("fedphp", options, r.task(SGD(lr, 0.0, 0.0), int(epochs)))
+    method = methods.build("fedphp", options, r.task(f, SGD(lr, 0.0, 0.0), int(epochs)))
     server = r.model(f, "init")
-    clients = [untrained(Own(server, torch.zeros(()))) for _ in range(r.CLIENTS)]
+    clients = [untrained(Own(server, torch.zeros(()))) for _ in r.clients(f)]
     for number in range(3):
         at, ups = f"{part}/round{number}", []
         ids = f[f"{at}/participants"].tolist()

@@ -35,7 +35,7 @@ TEST = np.random.default_rng(5).normal(size=(7, o.INPUTS))
 
 def test_recorded_rounds_and_memories(monkeypatch: pytest.MonkeyPatch) -> None:
     f = rec.read("knnper")
-    task = rec.task(SGD(0.1, 0.0, 5e-4), 2)
+    task = rec.task(f, SGD(0.1, 0.0, 5e-4), 2)
 
     def build(**options: Any) -> Method:
         return methods.build("knnper", {"k": int(f["k"]), **options}, task)
