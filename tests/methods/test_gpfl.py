@@ -50,8 +50,7 @@ def alike(got: Shared, want: Shared) -> None:
 def test_recorded_rounds(part: str) -> None:
     f = r.read("gpfl")
     magnitude, decay, epochs, lr = f["options"].tolist()
-    task = r.task(f, SGD(lr, 0.0, 0.0), int(epochs))
-    task = replace(task, training=replace(task.training, drop_last=True))
+    task = r.task(f, SGD(lr, 0.0, 0.0), int(epochs), drop_last=True)
     options: dict[str, Any] = {"preset": "official", "magnitude": magnitude, "decay": decay}
     if part == "global":
         options["inputs_from"] = "received"
@@ -59,7 +58,7 @@ def test_recorded_rounds(part: str) -> None:
     server = Server(shared_of(f, "init"), torch.zeros(()))
     held = server.shared.embedding_Cd if part == "released" else ()
     clients = [untrained(Own(r.head(f, "init/fc2."), torch.zeros(8), held)) for _ in r.clients(f)]
-    for number in range(3):
+    for number in range(r.count(f, part)):
         at = f"{part}/round{number}"
         ids, ups = f[f"{at}/participants"].tolist(), []
         for k in r.clients(f):
