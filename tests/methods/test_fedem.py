@@ -2,9 +2,9 @@
 
 Parity: every array of parity/fedem.npz within 1e-5 (float32 there): whose rows they are (q), the participants' trained
 models, everybody's weights pi, the models after the round, loss and accuracy on the test rows. Two habits of the
-released code are put on from outside and their size is asserted: absent clients count with the old model (here they
-send increments of zero), and who has never trained is tested with uniform weights (here ``predict`` of the client
-before ``personalise``, which would give it weights).
+released code are put on from outside: absent clients count with the old model (here they send increments of zero), and
+who has never trained is tested with uniform weights (here ``predict`` of the client before ``personalise``, which would
+give it weights).
 """
 
 from __future__ import annotations

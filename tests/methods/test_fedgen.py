@@ -1,7 +1,8 @@
 """FedGen: rounds of the authors' released code (zhuangdizhu/FedGen, float32) within 1e-5, by hand, and its traps.
 
 Every array of the file is compared. The recorded draws, batches and rates of the clients are given to the method: there
-a client's batches go on from round to round, and its rate falls when it takes part.
+a client's batches go on from round to round, and its rate falls when it takes part. The generator learns from the
+teacher alone, as the method's does.
 """
 
 from __future__ import annotations

@@ -39,10 +39,10 @@ def counts(f: r.Files, k: int, keep: int = 10**6) -> np.ndarray:
 @pytest.mark.parametrize("form", ["bench", "paper", "pfllib"])
 def test_recorded_rounds(form: str, monkeypatch: pytest.MonkeyPatch) -> None:
     f = r.read("fedlc")
-    task = r.task(f, SGD(float(f["options/lr"]), 0.0, 0.0), int(f["options/epochs"]))
+    rule, epochs = SGD(float(f["options/lr"]), 0.0, 0.0), int(f["options/epochs"])
+    task = r.task(f, rule, epochs, drop_last=form == "pfllib")
     tau = float(f["options/tau"])
     if form == "pfllib":  # counts of the full batches of all clients; the others are not trained on either
-        task = r.task(f, task.training.optimiser, task.training.epochs, drop_last=True)
         whole = np.stack([counts(f, k, len(f[f"data/{k}/y"]) // 7 * 7) for k in r.clients(f)])
         close(whole, f["pfllib/counts"])
         close(tau * whole.sum(0) ** -0.25, f["pfllib/calibration"], **r.EXACT)

@@ -2,8 +2,8 @@
 
 ``lgfedavg`` is the authors' program (float32), preset "official". Compared, within 1e-5: every client's model after
 every round, and its accuracy. Left out of the method: the choice of models by their test rows. That our models give the
-recorded ``best`` and ``final`` arrays, once chosen so, is shown with a choice made here; the accuracies of the last
-round without it stand beside those. Clients that were never drawn are recorded with the body they started from.
+recorded ``best`` and ``final`` arrays, once chosen so, is shown with a choice made here. Clients that were never drawn
+are recorded with the body they started from.
 """
 
 from __future__ import annotations
