@@ -9,11 +9,14 @@ from pathlib import Path
 import numpy as np
 import pandas as pd
 import pytest
+import torch
 
 import idiolect as idl
 from idiolect import cli
+from idiolect.core import keys
 from idiolect.core.errors import InputError
 from idiolect.data.custom.form import form_of
+from idiolect.deploy import harm
 from idiolect.deploy.bundle import Bundle
 from idiolect.deploy.samples import read, stream
 from idiolect.deploy.usual import Usual, usual_of
@@ -167,19 +170,28 @@ def test_rows_of_several_parts_go_on(bundle: Bundle, tmp_path: Path, monkeypatch
     assert [number for part in parts for number in part.index] == list(range(1, 51))
 
 
-def test_why_a_blend_is_taken(bundle: Bundle, tmp_path: Path) -> None:
-    visits(7, 100).to_csv(tmp_path / "my.csv", index=False)
-    from idiolect.deploy.join import candidates_of
-
-    form = form_of(missing="chol=0+age=-9")
-    samples = read(tmp_path / "my.csv", bundle.about.inputs, bundle.about.classes, "num>0", form=form)
-    choice = candidates_of(bundle, samples).choice
-    right = {name: float((p.argmax(1) == samples.y_N).double().mean()) for name, p in choice.outputs.items()}
-    if len(choice.weights) == 1:
-        assert "alone" in choice.why
+@pytest.mark.parametrize(
+    ("knows", "said"),
+    [
+        ({"global": 0.9, "personal": -0.9, "local": -0.9}, "it is the global model alone, because no other model"),
+        ({"global": -0.9, "personal": 0.9, "local": -0.9}, "it is the personal model alone; against the global model"),
+        ({"global": 0.6, "personal": 0.8, "local": 0.7}, None),
+    ],
+)
+def test_why_a_blend_or_one_model_is_taken(knows: dict[str, float], said: str | None) -> None:
+    """Experts that lean to the right class, or to the wrong one, in as many samples as ``knows`` says."""
+    y, draw = torch.arange(100) % 2, torch.Generator().manual_seed(0)
+    experts = {}
+    for name, share in knows.items():
+        leans = torch.where(torch.rand(100, generator=draw) < abs(share), 1.0, -1.0) * (1 if share > 0 else -1)
+        experts[name] = torch.stack([leans, -leans], 1).mul(1 - 2 * y[:, None]).log_softmax(1).double()
+    choice = harm.compare({n: lambda _, p=p: lambda rows: p[rows] for n, p in experts.items()}, y, keys.key(0))
+    if said is not None:
+        assert choice.why.startswith(said)
         return
+    right = {name: float((p.argmax(1) == y).double().mean()) for name, p in choice.outputs.items()}
     assert f"samples that they were made without ({100 * right['blend']:.1f}% right; alone: " in choice.why
-    for name in ("global", "personal", "local"):
+    for name in experts:
         assert f"{name} {100 * right[name]:.1f}% right" in choice.why
 
 

@@ -13,10 +13,11 @@ import pytest
 import torch
 from PIL import Image
 from sklearn.metrics import roc_auc_score
+from torch.nn import functional
 
 import idiolect as idl
 from idiolect import cli
-from idiolect.deploy.bundle import Bundle, log_probabilities
+from idiolect.deploy.bundle import Bundle, Personal, log_probabilities
 from idiolect.deploy.join import candidates_of, join
 from idiolect.deploy.samples import Samples, read
 from idiolect.statistics.intervals import auroc
@@ -98,8 +99,11 @@ def test_one_model_can_be_asked_for(call, of_table: Bundle, ships: str) -> None:
     site = Bundle.read("site")
     assert site.about.site.weights == {ships: 1.0}
     assert "it was asked for" in site.about.site.why
-    logp_NC = log_probabilities(site.model(), site.predicting, samples("graz.csv", of_table).x_N)
-    np.testing.assert_allclose(logp_NC.exp().sum(1), 1, atol=1e-5)
+    mine = samples("graz.csv", of_table)
+    got = log_probabilities(site.model(), site.predicting, mine.x_N)
+    for name, client in candidates_of(of_table, mine).clients.items():
+        want = log_probabilities(Personal(of_table.model().down, client), of_table.methods[name], mine.x_N)
+        assert torch.allclose(got, want, rtol=0, atol=1e-5) == (name == ships)
 
 
 def test_order_case_and_further_columns_do_not_matter(of_table: Bundle, here: Path, graz, caplog) -> None:
@@ -279,8 +283,11 @@ def net(shape, classes):
 """
 
 
-@pytest.mark.parametrize("buffers", ["local", "aggregate"])
-def test_batch_normalisation_is_measured_at_the_site(here: Path, monkeypatch: pytest.MonkeyPatch, buffers: str) -> None:
+@pytest.mark.parametrize(("buffers", "ships"), [("local", "personal"), ("local", "local"), ("aggregate", "local")])
+def test_batch_normalisation_is_measured_at_the_site(
+    here: Path, monkeypatch: pytest.MonkeyPatch, buffers: str, ships: str
+) -> None:
+    """By its own samples, and not by those that are predicted; who trains alone has no moments of others."""
     monkeypatch.syspath_prepend(here)
     (here / "normed_net.py").write_text(BATCH_NORM)
     study = idl.Study(
@@ -289,6 +296,12 @@ def test_batch_normalisation_is_measured_at_the_site(here: Path, monkeypatch: py
     bundle = idl.run(study, "run", engine="sequential").bundle("fedper", "b")
     source = idl.data.load("digits")
     mine = Samples(source.x_R[:60], source.y_R[:60])
-    site = join(bundle, mine, Path("site"))
-    logp_NC = log_probabilities(site.model(), site.predicting, mine.x_N)
-    np.testing.assert_allclose(logp_NC.exp().sum(1), 1, atol=1e-5)
+    site = join(bundle, mine, Path("site"), ships=ships)
+    model = site.model()
+    own = model.client.method
+    body, head = own if ships == "local" else (model.down.shared.body, own.value)
+    z = functional.linear(bundle.task.inputs(mine.x_N).flatten(1), body["1.weight"], body["1.bias"])
+    z = functional.batch_norm(z, None, None, body["2.weight"], body["2.bias"], training=True).relu()
+    want = functional.linear(z, head["weight"], head["bias"]).log_softmax(1)
+    got = log_probabilities(model, site.predicting, mine.x_N[:7])
+    torch.testing.assert_close(got, want[:7], rtol=0, atol=1e-5)

@@ -1,4 +1,4 @@
-"""What replays of recorded rounds share beside ``recorded``: who takes part by the file, a round, and its logits."""
+"""What replays of recorded rounds share beside ``recorded``: a round and its logits."""
 
 from __future__ import annotations
 
@@ -12,17 +12,6 @@ import torch
 from idiolect.core import tree
 from idiolect.core.method import Down, Method
 from idiolect.core.reduction import reduced
-
-
-def below(f: r.Files, path: str) -> list[int]:
-    """The numbers of the clients that have entries right below a path."""
-    return sorted({int(name[len(path) :].split("/")[1]) for name in f if name.startswith(f"{path}/")})
-
-
-def count(f: r.Files, path: str) -> int:
-    """How many rounds there are below a path."""
-    start = f"{path}/round".lstrip("/")
-    return len({name[len(start) :].split("/")[0] for name in f if name.startswith(start)})
 
 
 def round_of(

@@ -9,7 +9,6 @@ by the test, and the client's part is compared.
 from __future__ import annotations
 
 import math
-from dataclasses import replace
 from typing import Any
 
 import numpy as np
@@ -36,9 +35,8 @@ TEST = np.random.default_rng(5).normal(size=(7, o.INPUTS))
 P0 = np.array(o.SIZES) / sum(o.SIZES)
 
 
-def recorded() -> Method:
-    task = r.task(SGD(0.05, 0.9, 0.0), 2)
-    task = replace(task, training=replace(task.training, schedule=Exponential(factor=0.9)))
+def recorded(f: r.Files) -> Method:
+    task = r.task(f, SGD(0.05, 0.9, 0.0), 2, schedule=Exponential(factor=0.9))
     how = {"relation_lr": 0.02, "pull": 0.5, "pull_rounds": 1.0, "pull_decay": "cosine"}
     return methods.build("apple", how, task)
 
@@ -46,21 +44,21 @@ def recorded() -> Method:
 @pytest.mark.parametrize("part", ["full", "limited"])
 def test_recorded_rounds(part: str) -> None:
     f = r.read("apple")
-    method = recorded()
-    n_K = torch.tensor([float(len(r.rows(f, k)[1])) for k in range(r.CLIENTS)])
+    method, ids = recorded(f), r.clients(f)
+    n_K = torch.tensor([float(len(r.rows(f, k)[1])) for k in ids])
     server = method.init_server(o.key())._replace(cores=r.model(f, "init"), n_K=n_K)
-    copies = [server.cores] * r.CLIENTS
-    clients, rounds = [untrained(r.model(f, "init", 0))] * r.CLIENTS, replay.count(f, part)
+    copies = [server.cores] * len(ids)
+    clients, rounds = [untrained(r.model(f, "init", 0))] * len(ids), r.count(f, part)
     for number in range(rounds):
         at, ups = f"{part}/round{number}", []
-        for k in range(r.CLIENTS):
+        for k in ids:
             down = o.one(method, server, k)
             if part == "limited":  # in the order of the clients, with older copies of what is not downloaded
-                chosen = torch.tensor(f.get(f"{at}/downloaded", np.ones((r.CLIENTS,) * 2, bool))[k])
+                chosen = torch.tensor(f.get(f"{at}/downloaded", np.ones((len(ids),) * 2, bool))[k])
                 copies[k] = tree.map(
                     lambda new, old, c=chosen: torch.where(over(c, new), new, old), server.cores, copies[k]
                 )
-                down = Down(apple.Shared(copies[k], n_K), apple.Relations(torch.eye(r.CLIENTS)[k], server.shift_KK[k]))
+                down = Down(apple.Shared(copies[k], n_K), apple.Relations(torch.eye(len(ids))[k], server.shift_KK[k]))
             data = replay.at(r.training(f, k), number + 1, rounds)
             clients[k], up, _ = method.local(down, clients[k], data, o.key())
             ups.append(up)
@@ -70,12 +68,12 @@ def test_recorded_rounds(part: str) -> None:
         if part == "limited":
             server = server._replace(cores=ups.value.core, shift_KK=ups.value.shift_K)
         else:
-            server, info = method.aggregate(server, reduced(method.reduce, ups), torch.arange(r.CLIENTS))
+            server, info = method.aggregate(server, reduced(method.reduce, ups), torch.tensor(ids))
             close(info["relation"], f[f"{at}/p"], **r.EXACT)
         close(n_K / n_K.sum() + server.shift_KK, f[f"{at}/p"], **r.EXACT)
         close(coefficient(0.5, number, rounds, 1.0, "cosine"), f[f"{at}/reg_coefficient"], **r.EXACT)
     right = rows = 0
-    for k in range(r.CLIENTS):
+    for k in ids:
         down = o.one(method, server, k)
         mine = method.personalise(down, clients[k], r.training(f, k), o.key())
         hits, n = replay.logits_agree(method, down, mine, f, k, f"{part}/final/logits"), len(r.rows(f, k, "_test")[1])

@@ -22,9 +22,9 @@ RULE = SGD(0.05, 0.5, 1e-4, decay_biases=False)
 
 def test_fedavg() -> None:
     f = r.read("fedavg")
-    method = methods.build("fedavg", {}, r.task(RULE, 5))
-    server, last = r.model(f, "init"), {}
-    for number, ids in enumerate(r.ROUNDS):
+    method = methods.build("fedavg", {}, r.task(f, RULE, 5))
+    server, last, everybody = r.model(f, "init"), {}, r.clients(f)
+    for number, ids in enumerate(r.drawn(f)):
         ups = [method.local(one(method, server, k), (), r.training(f, k), key(k))[1] for k in ids]
         last |= {k: tree.add(server, up.value) for k, up in zip(ids, ups, strict=True)}
         stacked = tree.stack(ups)
@@ -35,19 +35,20 @@ def test_fedavg() -> None:
         at = f"round{number}/"
         want = r.Model(r.body(f, f"{at}body/fc1"), r.head(f, f"{at}head/fc2."))
         r.same(server, want)
-        assert r.apart(by_n, want) > 1e-3, "weights do not matter here"
-        close(r.by_rows(f, [last.get(k, server) for k in range(5)]), f[at + "accuracy"], rtol=1e-6)
-        assert r.hits(method, server, f, [()] * 5) == sum(r.right(f, k, want) for k in range(r.CLIENTS))
+        assert r.apart(by_n, want) > r.APART, "weights do not matter here"
+        close(r.by_rows(f, [last.get(k, server) for k in everybody]), f[at + "accuracy"], rtol=1e-6)
+        assert r.hits(method, server, f, [() for _ in everybody]) == sum(r.right(f, k, want) for k in everybody)
 
 
 def test_tuning() -> None:
     f = r.read("fedavg")
-    server = r.Model(r.body(f, "round2/body/fc1"), r.head(f, "round2/head/fc2."))
+    last, everybody = f"round{r.count(f) - 1}", r.clients(f)
+    server = r.Model(r.body(f, f"{last}/body/fc1"), r.head(f, f"{last}/head/fc2."))
     tuned = []
     for part in ("model", "head"):
-        method = methods.build("fedavg_ft", {"epochs": 10, "part": part}, r.task(RULE, 5))
-        tuned.append([method.personalise(one(method, server, k), (), r.training(f, k), key(k)) for k in range(5)])
-    for k in range(5):
+        method = methods.build("fedavg_ft", {"epochs": 10, "part": part}, r.task(f, RULE, 5))
+        tuned.append([method.personalise(one(method, server, k), (), r.training(f, k), key(k)) for k in everybody])
+    for k in everybody:
         r.same(tuned[0][k], r.model(f, "final/clients", k))
-    assert max(r.apart(tuned[1][k], r.model(f, "final/clients", k)) for k in range(5)) > 0.1
+    assert max(r.apart(tuned[1][k], r.model(f, "final/clients", k)) for k in everybody) > r.APART
     close(r.by_rows(f, tuned[0]), f["final/accuracy"], rtol=1e-6)

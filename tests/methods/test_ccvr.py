@@ -39,7 +39,7 @@ def test_recorded_rounds(covariance: str, monkeypatch: pytest.MonkeyPatch) -> No
     f = r.read("ccvr")
     options = {"per_class": int(f["options/per_class"]), "calibration_lr": float(f["options/calibration_lr"]),
                "covariance": covariance}  # fmt: skip
-    method = methods.build("ccvr", options, r.task(SGD(float(f["options/lr"]), 0.0, 0.0), int(f["options/epochs"])))
+    method = methods.build("ccvr", options, r.task(f, SGD(float(f["options/lr"]), 0.0, 0.0), int(f["options/epochs"])))
     drawn: list[Any] = []
 
     def draw(*args: Any) -> Any:
@@ -48,11 +48,11 @@ def test_recorded_rounds(covariance: str, monkeypatch: pytest.MonkeyPatch) -> No
 
     monkeypatch.setattr(ccvr, "draw", draw)
     server = Server(r.model(f, "init"), r.model(f, "init"), o.key())
-    for number, ids in enumerate(r.ROUNDS):
+    for number, ids in enumerate(r.drawn(f)):
         ups = [method.local(o.one(method, server, k), (), r.training(f, k), o.key(k))[1] for k in ids]
         server, _ = method.aggregate(server, reduced(method.reduce, tree.stack(ups)), torch.tensor(ids))
         r.same(server.model, r.model(f, f"round{number}/server"))
-    ups = [method.local(o.one(method, server, k), (), r.training(f, k), o.key(k))[1] for k in range(r.CLIENTS)]
+    ups = [method.local(o.one(method, server, k), (), r.training(f, k), o.key(k))[1] for k in r.clients(f)]
     n_KC, mean_KCd, cov_KCdd = (f[f"clients/{name}"] for name in ("counts", "means", "covariances"))
     for k, up in enumerate(ups):
         close(up.weight.n_C, n_KC[k])
@@ -61,14 +61,14 @@ def test_recorded_rounds(covariance: str, monkeypatch: pytest.MonkeyPatch) -> No
             for c in range(4):
                 want = (n_KC[k, c] - 1) * cov_KCdd[k, c] + n_KC[k, c] * np.outer(mean_KCd[k, c], mean_KCd[k, c])
                 close(unpack(up.value.outer_C[c], 8), want if n_KC[k, c] else 0 * want, rtol=0, atol=1e-4)
-    server, _ = method.aggregate(server, reduced(method.reduce, tree.stack(ups)), torch.arange(r.CLIENTS))
+    server, _ = method.aggregate(server, reduced(method.reduce, tree.stack(ups)), torch.tensor(r.clients(f)))
     mean_Cd, cov_Cdd, classes, count, _ = drawn
     assert count == options["per_class"]
     assert set(classes.tolist()) == set(f["calibration/labels"].tolist())
     close(mean_Cd, f["calibration/means"], **r.EXACT)
     close(cov_Cdd, f["calibration/covariances" if covariance == "biased" else "definition/covariances"], **r.EXACT)
     r.same(server.calibrated, r.model(f, "final"))  # the draw is given, so it does not show the covariance
-    for k in range(r.CLIENTS):
+    for k in r.clients(f):
         logp = method.predict(o.one(method, server, k), (), torch.tensor(r.rows(f, k, "_test")[0])).numpy()
         close(np.exp(logp), np.exp(log_softmax(f[f"final/logits/{k}"], 1)), **r.EXACT)
 

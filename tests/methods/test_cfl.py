@@ -49,15 +49,15 @@ def members(rows: np.ndarray) -> list[frozenset[int]]:
 @pytest.mark.parametrize("part", ["all", "partial", "released"])
 def test_recorded_rounds(part: str) -> None:
     f = r.read("cfl")
-    method = methods.build("cfl", RECORDED, r.task(RULE, 1))
+    method = methods.build("cfl", RECORDED, r.task(f, RULE, 1))
     server, clients = begin(method, r.model(f, "init"), RULE)
-    aside, last = [], np.zeros(r.CLIENTS)
-    for number in range(replay.count(f, part)):
+    aside, last = [], np.zeros(len(r.clients(f)))
+    for number in range(r.count(f, part)):
         at = f"{part}/round{number}"
         ids = f[f"{at}/participants"].tolist()
         before = server
         server, clients, _ = replay.round_of(method, server, clients, f, ids)
-        for k in range(r.CLIENTS):
+        for k in r.clients(f):
             r.same(tree.rows(server.updates, k), r.model(f, f"{at}/update", k))
         gram_KK = cfl.products(server.updates)
         close(cfl.cosines(gram_KK), f[f"{at}/similarity"], **r.EXACT)
@@ -65,16 +65,16 @@ def test_recorded_rounds(part: str) -> None:
             assert part == "released"
             break
         assert clusters(server) == set(members(f[f"{at}/clusters"]))
-        parts = members(f[f"{part}/round{number - 1}/clusters"]) if number else [frozenset(range(r.CLIENTS))]
+        parts = members(f[f"{part}/round{number - 1}/clusters"]) if number else [frozenset(r.clients(f))]
         for place, cluster in enumerate(parts):
             rows = torch.tensor(sorted(cluster))
             got = cfl.norms(gram_KK[rows][:, rows], torch.ones(len(rows)))
             close(got, [f[f"{at}/mean_norm"][place], f[f"{at}/max_norm"][place]], **r.EXACT)
             if cluster not in clusters(server):
                 aside.append((cluster, own(before, min(cluster)), last))
-        for k in range(r.CLIENTS):
+        for k in r.clients(f):
             r.same(own(server, k), r.model(f, f"{at}/clients", k))
-        last = np.array([r.right(f, k, own(server, k)) / len(r.rows(f, k, "_test")[1]) for k in range(r.CLIENTS)])
+        last = np.array([r.right(f, k, own(server, k)) / len(r.rows(f, k, "_test")[1]) for k in r.clients(f)])
         close(last, f[f"{at}/accuracy"], rtol=1e-6)
     if part == "released":
         return
@@ -82,7 +82,7 @@ def test_recorded_rounds(part: str) -> None:
     for row, (cluster, model, score) in enumerate(aside):
         assert cluster == members(f[f"{part}/final/cached"])[row]
         r.same(model, r.model(f, f"{part}/final/models", row))
-        close([score[k] * (k in cluster) for k in range(r.CLIENTS)], f[f"{part}/final/results"][:, row], rtol=1e-6)
+        close([score[k] * (k in cluster) for k in r.clients(f)], f[f"{part}/final/results"][:, row], rtol=1e-6)
 
 
 def own(server: Any, k: int) -> Model:

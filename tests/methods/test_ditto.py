@@ -35,31 +35,30 @@ PULL = 0.8
 
 def test_recorded_rounds(monkeypatch: pytest.MonkeyPatch) -> None:
     f = rec.read("ditto")
-    task = rec.task(SGD(0.05, 0.0, 0.0), 2, 0.01)
+    task = rec.task(f, SGD(0.05, 0.0, 0.0), 2, 0.01)
     method = methods.build("ditto", {"preset": "official", "pull": 0.7, "steps": 4}, task)
-    rows = [(f[f"data/{k}/x"].astype(float), f[f"data/{k}/y"]) for k in range(5)]
     server = rec.model(f, "init")
-    clients = [trained(server) for _ in range(5)]
-    cursor = [0] * 5
-    for r in range(3):
+    clients = [trained(server) for _ in rec.clients(f)]
+    cursor = [0 for _ in clients]
+    for r in range(rec.count(f)):
         ids, ups = sorted(f[f"round{r}/participants"].tolist()), []
         for k in ids:
-            full = len(rows[k][1]) // 7
+            full = len(rec.rows(f, k)[1]) // 7
             at = [np.arange(7) + 7 * ((cursor[k] + s) % full) for s in range(4)]
             cursor[k] += 4
             plan = [Batch(torch.tensor(a), torch.ones(7), s) for s, a in enumerate(at)]
             monkeypatch.setattr(supervised, "batches", lambda *a, plan=plan, steps, **k: plan[:steps])
-            clients[k], up, _ = method.local(o.one(method, server, k), clients[k], o.data(*rows[k]), o.key(r, k))
+            clients[k], up, _ = method.local(o.one(method, server, k), clients[k], rec.training(f, k), o.key(r, k))
             ups.append(up)
         server, _ = method.aggregate(server, reduced(method.reduce, tree.stack(ups)), torch.tensor(ids))
         rec.same(server, rec.model(f, f"round{r}/server"))
         correct = []
-        for k in range(5):
+        for k in rec.clients(f):
             rec.same(clients[k].value, rec.model(f, f"round{r}/v", k))
             logp = method.predict(o.one(method, server, k), clients[k], torch.tensor(f[f"data/{k}/x_test"]).double())
             correct.append((logp.argmax(1).numpy() == f[f"data/{k}/y_test"]).sum())
         close(correct, f[f"round{r}/correct"])
-        close(np.mean(correct) / len(f["data/0/y_test"]), f[f"round{r}/accuracy"])
+        close(sum(correct) / rec.test_rows(f), f[f"round{r}/accuracy"])
 
 
 # --- a round by hand --------------------------------------------------------------------------------------------------

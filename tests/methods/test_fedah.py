@@ -6,7 +6,6 @@ do not fill a batch. Every array of both is compared, within 1e-5. No client has
 
 from __future__ import annotations
 
-from dataclasses import replace
 from typing import Any
 
 import numpy as np
@@ -29,21 +28,20 @@ TEST = np.random.default_rng(5).normal(size=(7, o.INPUTS))
 HEAD_EPOCHS, RULE = 2, SGD(0.05, 0.0, 0.0)  # of the record
 
 
-def recorded(drop_last: bool) -> Method:
-    task = r.task(RULE, 1)
-    task = replace(task, training=replace(task.training, drop_last=drop_last))
-    return methods.build("fedah", {"head_epochs": HEAD_EPOCHS}, task)
+def recorded(f: r.Files, drop_last: bool) -> Method:
+    return methods.build("fedah", {"head_epochs": HEAD_EPOCHS}, r.task(f, RULE, 1, drop_last=drop_last))
 
 
 @pytest.mark.parametrize("part", ["keep", "drop"])
 def test_recorded_rounds(part: str) -> None:
-    f, method = r.read("fedah"), recorded(part == "drop")
+    f = r.read("fedah")
+    method = recorded(f, part == "drop")
     server = r.model(f, "init")
-    clients = [Client(server.head, tree.map(torch.ones_like, server.head)) for _ in range(r.CLIENTS)]
-    for number in range(replay.count(f, part)):
+    clients = [Client(server.head, tree.map(torch.ones_like, server.head)) for _ in r.clients(f)]
+    for number in range(r.count(f, part)):
         at = f"{part}/round{number}"
         received(f, at, method, server, clients)
-        ids = replay.below(f, f"{at}/client")
+        ids = r.below(f, f"{at}/client")
         down = method.send(server, torch.tensor(ids))
         clients = [c if k in ids else method.stand_by(down, c, r.training(f, k), o.key())
                    for k, c in enumerate(clients)]  # fmt: skip

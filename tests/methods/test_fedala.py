@@ -37,13 +37,12 @@ TEST = np.random.default_rng(5).normal(size=(7, o.INPUTS))
 
 def recorded(f: r.Files) -> Method:
     eta, percent, tensors, threshold, epochs, lr = f["options"].tolist()
-    task = r.task(SGD(lr, 0.0, 0.0), int(epochs))
+    task = r.task(f, SGD(lr, 0.0, 0.0), int(epochs), drop_last=True)
     most = max(int(v.max()) for name, v in f.items() if name.endswith("/epochs"))
     options = {
         "mixing_lr": eta, "share": percent / 100, "layers": int(tensors) // 2, "threshold": threshold,
         "most_passes": most + 1,
     }  # fmt: skip
-    task = replace(task, training=replace(task.training, drop_last=True))
     return methods.build("fedala", {"preset": "official", **options}, task)
 
 
@@ -63,13 +62,13 @@ def test_recorded_rounds() -> None:
     method = recorded(f)
     assert method.stand_by is not None
     server = r.model(f, "init")
-    clients = [method.init_client(o.key(), torch.tensor(k)) for k in range(r.CLIENTS)]
+    clients = [method.init_client(o.key(), torch.tensor(k)) for k in r.clients(f)]
     clients = [c._replace(value=c.value._replace(model=server)) for c in clients]
-    for number in range(3):
+    for number in range(r.count(f)):
         at = f"round{number}"
         ids, ups = f[f"{at}/participants"].tolist(), []
         r.same(server, r.model(f, f"{at}/received"))
-        for k in range(r.CLIENTS):
+        for k in r.clients(f):
             down, key, data = o.one(method, server, k), drawing(f, at, k), r.training(f, k)
             begun = method.personalise(down, clients[k], data, key)
             r.same(begun.value.model, r.model(f, f"{at}/start", k))

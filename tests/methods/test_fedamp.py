@@ -6,7 +6,6 @@ compared within 1e-5: "all" has all clients in each round, "some" has the models
 
 from __future__ import annotations
 
-from dataclasses import replace
 from typing import Any
 
 import numpy as np
@@ -38,14 +37,13 @@ TEST = np.random.default_rng(5).normal(size=(7, o.INPUTS))
 def test_recorded_rounds(part: str) -> None:
     f = r.read("fedamp")
     epochs, lr, alpha, sigma, pull = f["options"].tolist()
-    task = r.task(SGD(lr, 0.0, 0.0), int(epochs))
-    task = replace(task, training=replace(task.training, drop_last=True))
+    task = r.task(f, SGD(lr, 0.0, 0.0), int(epochs), drop_last=True)
     options = {"preset": "pfllib", "alpha": alpha, "sigma": sigma, "pull": pull}
     method = methods.build("fedamp", options, task)
     start = r.model(f, "init")
-    server = Server(tree.stack([start] * r.CLIENTS), start, torch.zeros(r.CLIENTS))
-    clients = [untrained(start) for _ in range(r.CLIENTS)]
-    for number in range(3):
+    clients = [untrained(start) for _ in r.clients(f)]
+    server = Server(tree.stack([start for _ in clients]), start, torch.zeros(len(clients)))
+    for number in range(r.count(f, part)):
         at, ups = f"{part}/round{number}", []
         ids = f[f"{at}/participants"].tolist()
         down = method.send(server, torch.tensor(ids))

@@ -36,8 +36,8 @@ def make() -> tuple[nn.Module, nn.Module]:
     return nn.Sequential(nn.Linear(6, 8), nn.BatchNorm1d(8), nn.ReLU()), nn.Linear(8, 4)
 
 
-def recorded() -> Method:
-    task = Task(Network(make, (6,), "local"), 4, r.CLIENTS, Training(2, 7, SGD(0.05, 0.0, 0.0), shuffle=False))
+def recorded(f: r.Files) -> Method:
+    task = Task(Network(make, (6,), "local"), 4, len(r.clients(f)), Training(2, 7, SGD(0.05, 0.0, 0.0), shuffle=False))
     return methods.build("fedap", {"momentum": 0.5, "preset": "official"}, task)
 
 
@@ -56,26 +56,26 @@ def statistics(f: r.Files, at: str, row: Any) -> dict[str, BatchMoments]:
 
 def test_recorded_rounds() -> None:
     f = r.read("fedap")
-    method = recorded()
+    method = recorded(f)
     pretrained = shared(f, "init")._replace(body=r.body(f, "pretrained/fc1"))
-    server = start_of(method, pretrained, r.CLIENTS)
+    server = start_of(method, pretrained, len(r.clients(f)))
     ups = []
-    for k in range(r.CLIENTS):  # the statistics alone are of the pretrained network
+    for k in r.clients(f):  # the statistics alone are of the pretrained network
         down, client = o.one(method, server, k), untrained(kept(f, "init"))
         up = method.local(down, client, r.training(f, k), o.key())[1]
         [moments] = up.value.statistics.values()
         close(moments.mean_C, f["statistics/mean"][k], **r.EXACT)
         close(moments.var_C, f["statistics/variance"][k], **r.EXACT)
         ups.append(up)
-    server, _ = method.aggregate(server, reduced(method.reduce, tree.stack(ups)), torch.arange(r.CLIENTS))
+    server, _ = method.aggregate(server, reduced(method.reduce, tree.stack(ups)), torch.tensor(r.clients(f)))
     close(server.weight_KK, f["weights"], **r.EXACT)
 
-    server = server._replace(models=start_of(method, shared(f, "init"), r.CLIENTS).models)
-    clients: list[Any] = [untrained(kept(f, "init"))] * r.CLIENTS
-    for number in range(replay.count(f, "")):
+    server = server._replace(models=start_of(method, shared(f, "init"), len(r.clients(f))).models)
+    clients: list[Any] = [untrained(kept(f, "init"))] * len(r.clients(f))
+    for number in range(r.count(f)):
         at = f"round{number}"
-        server, clients, ups = replay.round_of(method, server, clients, f, range(r.CLIENTS))
-        for k in range(r.CLIENTS):
+        server, clients, ups = replay.round_of(method, server, clients, f, r.clients(f))
+        for k in r.clients(f):
             r.same(ups[k].value.model, shared(f, f"{at}/trained", k))
             r.same(clients[k].value.body, kept(f, f"{at}/trained", k).body)
             r.same(o.one(method, server, k).own.model, shared(f, f"{at}/clients", k))
@@ -86,7 +86,7 @@ def test_recorded_rounds() -> None:
             mine = WithStatistics(clients[k], statistics(f, f"{at}/clients", k))
             logp = method.predict(o.one(method, server, k), mine, torch.tensor(x))
             close((logp.argmax(1).numpy() == y).mean(), f[f"{at}/accuracy"][k], rtol=1e-6)
-    for k in range(r.CLIENTS):
+    for k in r.clients(f):
         mine = WithStatistics(clients[k], statistics(f, f"{at}/clients", k))
         replay.logits_agree(method, o.one(method, server, k), mine, f, k, "final/logits")
 

@@ -7,7 +7,6 @@ from the aligned bodies on: training, traces, the server's mean, and the predict
 
 from __future__ import annotations
 
-import itertools
 from dataclasses import replace
 from typing import Any
 
@@ -33,29 +32,29 @@ TEST = np.random.default_rng(5).normal(size=(7, o.INPUTS))
 RULE, EPOCHS = SGD(0.05, 0.0, 0.0), 2  # of the record
 
 
-def recorded(drop_last: bool = False, **options: Any) -> Method:
-    task = r.task(RULE, EPOCHS)
-    return methods.build("fedas", options, replace(task, training=replace(task.training, drop_last=drop_last)))
+def recorded(f: r.Files, drop_last: bool = False, **options: Any) -> Method:
+    return methods.build("fedas", options, r.task(f, RULE, EPOCHS, drop_last=drop_last))
 
 
 def test_recorded_rounds() -> None:
-    f, method = r.read("fedas"), recorded()
-    server, clients = r.model(f, "init"), [untrained(r.model(f, "init")) for _ in range(r.CLIENTS)]
-    for number in range(replay.count(f, "copied")):
+    f = r.read("fedas")
+    method = recorded(f)
+    server, clients = r.model(f, "init"), [untrained(r.model(f, "init")) for _ in r.clients(f)]
+    for number in range(r.count(f, "copied")):
         at = f"copied/round{number}"
-        ids = replay.below(f, f"{at}/aligned")
-        stays = recorded(alignment_epochs=0)
+        ids = r.below(f, f"{at}/aligned")
+        stays = recorded(f, alignment_epochs=0)
         for k in ids:  # from the recorded aligned body, training alone leads to the recorded client
             body = r.body(f, f"{at}/aligned/{k}/fc1")
             client = stays.local(o.one(stays, Model(body, server.head), k), clients[k], r.training(f, k), o.key())[0]
             r.same(client.value, r.model(f, f"{at}/clients", k))
         server, clients, ups = replay.round_of(method, server, clients, f, ids)
-        for k in range(r.CLIENTS):
+        for k in r.clients(f):
             r.same(clients[k].value, r.model(f, f"{at}/clients", k))
             close(trace(f, r.model(f, f"{at}/clients", k), k), f[f"{at}/fisher"][k], **r.EXACT)
         close([float(up.weight) for up in ups], f[f"{at}/fisher"][ids], **r.EXACT)
         r.same(server, r.model(f, f"{at}/server"))
-    for k in range(r.CLIENTS):
+    for k in r.clients(f):
         down = o.one(method, server, k)
         mine = method.personalise(down, clients[k], r.training(f, k), o.key())
         right = replay.logits_agree(method, down, mine, f, k, "copied/final/logits")
@@ -76,11 +75,12 @@ def trace(f: r.Files, m: Model, k: int, size: int = 7, drop_last: bool = False) 
 
 
 def test_the_released_program_from_its_aligned_bodies_on() -> None:
-    f, method = r.read("fedas"), recorded(drop_last=True, alignment_epochs=0)
-    clients = [untrained(r.model(f, "init")) for _ in range(r.CLIENTS)]
-    for number in range(replay.count(f, "released")):
+    f = r.read("fedas")
+    method = recorded(f, drop_last=True, alignment_epochs=0)
+    clients = [untrained(r.model(f, "init")) for _ in r.clients(f)]
+    for number in range(r.count(f, "released")):
         at = f"released/round{number}"
-        ids = replay.below(f, f"{at}/aligned")
+        ids = r.below(f, f"{at}/aligned")
         models, weights = [], []
         for k in ids:
             body = r.body(f, f"{at}/aligned/{k}/fc1")
@@ -88,34 +88,15 @@ def test_the_released_program_from_its_aligned_bodies_on() -> None:
             clients[k], up, _ = method.local(down, clients[k], r.training(f, k), o.key())
             models.append(tree.add(down.shared, up.value))
             weights.append(up.weight)
-        for k in range(r.CLIENTS):
+        for k in r.clients(f):
             r.same(clients[k].value, r.model(f, f"{at}/clients", k))
             close(trace(f, clients[k].value, k, drop_last=True), f[f"{at}/fisher"][k], **r.EXACT)
         close(torch.stack(weights), f[f"{at}/fisher"][ids], **r.EXACT)
         r.same(tree.mean(tree.stack(models), torch.stack(weights)), r.model(f, f"{at}/server"))
-    for k in range(r.CLIENTS):
+    for k in r.clients(f):
         down = o.one(method, r.model(f, "init"), k)
         right = replay.logits_agree(method, down, clients[k], f, k, "released/final/logits")
         assert right == f["released/final/correct"][k]
-
-
-def test_clients_align_copies_and_not_what_the_one_before_them_left() -> None:
-    """In the authors' record a client with less than a batch of 16 hands on what the one before it left."""
-    f = r.read("fedas")
-    ids, gaps = replay.below(f, "released/round0/aligned"), []
-    for before, k in itertools.pairwise(ids):
-        copied, chained, left = (
-            r.body(f, f"{at}/fc1")
-            for at in (
-                f"copied/round0/aligned/{k}",
-                f"released/round0/aligned/{k}",
-                f"released/round0/aligned/{before}",
-            )
-        )
-        gaps.append(r.apart(copied, chained))
-        if len(r.rows(f, k)[1]) < 16:
-            r.same(chained, left)
-    assert max(gaps) > 1e-3
 
 
 # --- by hand --------------------------------------------------------------------------------------------------------

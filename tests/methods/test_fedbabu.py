@@ -26,31 +26,31 @@ from idiolect.training import batches, cross_entropy_mean, rows, sgd
 ROWS = o.federation()
 START = o.weights(1)
 TEST = np.random.default_rng(5).normal(size=(7, o.INPUTS))
-RATES = (0.05, 0.05, 0.005, 0.0005)  # a tenth after half and after three quarters of four rounds
 
 
-def recorded(lr: float, decay: float = 1e-3, **options: Any) -> Method:
-    return methods.build("fedbabu", {"preset": "official"} | options, r.task(SGD(lr, 0.9, decay), 2))
+def recorded(f: r.Files, lr: float, decay: float = 1e-3, **options: Any) -> Method:
+    return methods.build("fedbabu", {"preset": "official"} | options, r.task(f, SGD(lr, 0.9, decay), 2))
 
 
 def test_recorded_rounds() -> None:
     f = r.read("fedbabu")
-    server, after = r.model(f, "init"), []
-    for number, ids in enumerate((*r.ROUNDS, (0, 3, 4))):
-        method = recorded(RATES[number], tuning_epochs=0)
+    server, after, none = r.model(f, "init"), [], [() for _ in r.clients(f)]
+    for number, ids in enumerate(r.drawn(f)):
+        past = number / r.count(f)  # a tenth of the rate after half of the rounds, and again after three quarters
+        method = recorded(f, 0.05 * 0.1 ** ((past >= 0.5) + (past >= 0.75)), tuning_epochs=0)
         ups = [method.local(o.one(method, server, k), (), r.training(f, k), o.key(number, k))[1] for k in ids]
         server, _ = method.aggregate(server, reduced(method.reduce, tree.stack(ups)), torch.tensor(ids))
         after.append(server)
         r.same(server.body, r.body(f, f"round{number}/body/fc1"))
-        close(100 * r.hits(method, server, f, [()] * 5) / r.test_rows(f), f[f"round{number}/accuracy"], rtol=1e-6)
+        close(100 * r.hits(method, server, f, none) / r.test_rows(f), f[f"round{number}/accuracy"], rtol=1e-6)
     for name, start in r.head(f, "init/fc2.").items():
         assert torch.equal(server.head[name], start), "the head moved"
 
-    accuracy = [r.by_rows(f, [m] * 5) for m in after]
+    accuracy = [r.by_rows(f, [m for _ in none]) for m in after]
     assert int(np.argmax(accuracy)) == f["best_round"]
     best = after[int(f["best_round"])]
-    method = recorded(RATES[-1], decay=0.0, tuning_lr=0.02)
-    for k in range(r.CLIENTS):
+    method = recorded(f, 0.05, decay=0.0, tuning_lr=0.02)
+    for k in r.clients(f):
         x, y = r.rows(f, k, "_test")
         down = o.one(method, best, k)
         mine = method.personalise(down, (), r.training(f, k), o.key())

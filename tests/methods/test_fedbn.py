@@ -79,28 +79,29 @@ def test_recorded_rounds() -> None:
     method = methods.build("fedbn", {}, how)
     shared, norm = parts(f, "init")
     server = Model({"0.weight": shared.body["0.weight"], "0.bias": shared.body["0.bias"], **norm}, shared.head)
-    clients = [WithWeights((), Model(norm, {}), torch.zeros(()))] * r.CLIENTS
-    for number in range(3):
+    clients = [WithWeights((), Model(norm, {}), torch.zeros(()))] * len(r.clients(f))
+    for number in range(r.count(f)):
         ups = []
-        for k in range(r.CLIENTS):
+        for k in r.clients(f):
             clients[k], up, _ = method.local(o.one(method, server, k), clients[k], r.training(f, k), o.key(k))
             model, norm = parts(f, f"round{number}/trained", k)
             r.same({n: server.body[n] + up.value.body[n] for n in up.value.body}, model.body)
             r.same(tree.add(server.head, up.value.head), model.head)
             r.same(clients[k].weights.body, norm)
             ups.append(up)
-        server, _ = method.aggregate(server, reduced(method.reduce, tree.stack(ups)), torch.arange(r.CLIENTS))
+        server, _ = method.aggregate(server, reduced(method.reduce, tree.stack(ups)), torch.tensor(r.clients(f)))
         model, norm = parts(f, f"round{number}/server")
         r.same({n: w for n, w in server.body.items() if n not in norm}, model.body)
         r.same({n: server.body[n] for n in norm}, norm)  # as it was at the start
         r.same(server.head, model.head)
+    last = f"round{r.count(f) - 1}"
     end = Model({n: w for n, w in server.body.items() if n not in norm}, server.head)
-    for k in range(r.CLIENTS):
+    for k in r.clients(f):
         x, y = r.rows(f, k, "_test")
-        logit = logits(f, how.network, end, "round2/trained", k, x)
+        logit = logits(f, how.network, end, f"{last}/trained", k, x)
         close(logit, f[f"final/logits/{k}"], **r.EXACT)
         close((logit.argmax(1) == y).mean(), f["final/accuracy"][k], **r.EXACT)
-    close(logits(f, how.network, end, "round2/trained", None, f["new/x"]), f["new/logits"], **r.EXACT)
+    close(logits(f, how.network, end, f"{last}/trained", None, f["new/x"]), f["new/logits"], **r.EXACT)
 
 
 # --- rounds by torch --------------------------------------------------------------------------------------------------

@@ -31,10 +31,10 @@ CRITICAL, BETA = 0.5, 4.0  # of the record
 @pytest.mark.parametrize("part", ["all", "partial"])
 def test_recorded_rounds(part: str) -> None:
     f = r.read("fedcac")
-    method = methods.build("fedcac", {"critical": CRITICAL, "beta": BETA}, r.task(SGD(0.05, 0.0, 0.0), 2))
+    method = methods.build("fedcac", {"critical": CRITICAL, "beta": BETA}, r.task(f, SGD(0.05, 0.0, 0.0), 2))
     start = r.model(f, "init")
-    server, clients = begin(method, start), [()] * r.CLIENTS
-    for number in range(replay.count(f, part)):
+    server, clients = begin(method, start), [()] * len(r.clients(f))
+    for number in range(r.count(f, part)):
         at = f"{part}/round{number}"
         before, ids = server, f[f"{at}/participants"].tolist()
         server, clients, ups = replay.round_of(method, server, clients, f, ids)
@@ -43,7 +43,7 @@ def test_recorded_rounds(part: str) -> None:
             before.models,
             *[up.value for up in ups],
         )
-        for k in range(r.CLIENTS):
+        for k in r.clients(f):
             r.same(tree.rows(current, k), r.model(f, f"{at}/trained", k))
             r.same(tree.rows(server.models, k), r.model(f, f"{at}/clients", k))
             mask = torch.cat([m[k].flatten() for m in tree.leaves(server.critical)])
@@ -52,9 +52,9 @@ def test_recorded_rounds(part: str) -> None:
         known_K = server.n_K > 0
         share_KK = fedcac.partners(fedcac.overlaps(server.critical, known_K), known_K, (number + 1) / BETA)
         custom = tree.map(lambda w_K, s=share_KK: torch.tensordot(s, w_K, 1), current)
-        for k in range(r.CLIENTS):
+        for k in r.clients(f):
             r.same(tree.rows(custom, k), r.model(f, f"{at}/customised", k))
-    for k in range(r.CLIENTS):
+    for k in r.clients(f):
         right = replay.logits_agree(method, o.one(method, server, k), (), f, k, f"{part}/final/logits")
         close(right / len(r.rows(f, k, "_test")[1]), f[f"{part}/final/accuracy"][k], rtol=1e-6)
 

@@ -48,8 +48,7 @@ def alike(got: Any, want: Any) -> None:
 
 def recorded(f: r.Files, part: str) -> Method:
     alignment, epochs, lr = f["options"].tolist()
-    task = r.task(SGD(lr, 0.0, 0.0), int(epochs))
-    task = replace(task, training=replace(task.training, drop_last=True))
+    task = r.task(f, SGD(lr, 0.0, 0.0), int(epochs), drop_last=True)
     return methods.build("fedcp", {"preset": "official", "alignment": alignment, "noise": part == "noisy"}, task)
 
 
@@ -63,10 +62,10 @@ def test_recorded_rounds(part: str, monkeypatch: pytest.MonkeyPatch) -> None:
     server = Shared(r.body(f, "init/fc1"), head, policy)
     start = Kept(head, policy, torch.ones(()))
     clients = [untrained(Own(head, torch.tensor(v_d), start)) for v_d in f["init/context"]]
-    for number in range(3):
+    for number in range(r.count(f, part)):
         at = f"{part}/round{number}"
         ids, ups = f[f"{at}/participants"].tolist(), []
-        for k in range(r.CLIENTS):
+        for k in r.clients(f):
             down, data = o.one(method, server, k), r.training(f, k)
             if k not in ids:
                 clients[k] = method.stand_by(down, clients[k], data, o.key())

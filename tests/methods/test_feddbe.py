@@ -5,7 +5,6 @@ Every array of the record (float32) is compared within 1e-5. What comes before i
 
 from __future__ import annotations
 
-from dataclasses import replace
 from typing import Any
 
 import numpy as np
@@ -55,18 +54,17 @@ def logits(f: r.Files, method: Method, server: Any, clients: list[Any], at: str)
 def test_recorded_rounds() -> None:
     f = r.read("feddbe")
     mu, kappa, epochs, lr = f["options"].tolist()
-    task = r.task(SGD(lr, 0.0, 0.0), int(epochs))
-    task = replace(task, training=replace(task.training, drop_last=True))
+    task = r.task(f, SGD(lr, 0.0, 0.0), int(epochs), drop_last=True)
     method = methods.build("feddbe", {"momentum": mu, "kappa": kappa}, task)
     assert method.full_rounds == (1,)
     server = method.init_server(o.key())._replace(model=r.model(f, "init"))
-    clients = [method.init_client(o.key(), torch.tensor(k)) for k in range(r.CLIENTS)]
-    server, ups = play(f, method, server, clients, list(range(r.CLIENTS)))
+    clients = [method.init_client(o.key(), torch.tensor(k)) for k in r.clients(f)]
+    server, ups = play(f, method, server, clients, r.clients(f))
     close(ups.value.mean_d, f["start/means"], **r.EXACT)
     close(server.mean_d, f["global_mean"], **r.EXACT)
     r.same(server.model, r.model(f, "init"))
     logits(f, method, server, clients, "start/logits")
-    for number in range(3):
+    for number in range(r.count(f)):
         at, before = f"round{number}", server
         server, ups = play(f, method, server, clients, f[f"{at}/participants"].tolist())
         for place in range(len(f[f"{at}/participants"])):

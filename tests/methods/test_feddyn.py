@@ -12,6 +12,7 @@ import numpy as np
 import oracle as o
 import pytest
 import recorded as r
+import replay
 import torch
 from oracle import close
 from scipy.special import log_softmax
@@ -21,6 +22,7 @@ from idiolect.core import tree
 from idiolect.core.errors import InputError
 from idiolect.core.method import SGD, Down, Method
 from idiolect.core.reduction import reduced
+from idiolect.core.schedules import Exponential
 from idiolect.methods.feddyn import Server
 
 ROWS = o.federation()
@@ -33,13 +35,13 @@ TEST = np.random.default_rng(5).normal(size=(7, o.INPUTS))
 
 
 def sizes(f: r.Files) -> list[int]:
-    return [len(f[f"data/{k}/y"]) for k in range(r.CLIENTS)]
+    return [len(f[f"data/{k}/y"]) for k in r.clients(f)]
 
 
 def participants(f: r.Files, number: int) -> list[int]:
     """Who took part: those whose last model is another one than before the round."""
     old = f[f"round{number - 1}/clients/fc1.weight"] if number else f["init/fc1.weight"][None]
-    return np.flatnonzero((f[f"round{number}/clients/fc1.weight"] != old).any((1, 2))).tolist()
+    return r.changed(f[f"round{number}/clients/fc1.weight"], old)
 
 
 def pooled(f: r.Files, logits: dict[int, np.ndarray]) -> tuple[float, float]:
@@ -51,33 +53,35 @@ def pooled(f: r.Files, logits: dict[int, np.ndarray]) -> tuple[float, float]:
 
 
 def predictions(f: r.Files, method: Method, down: Down) -> dict[int, np.ndarray]:
-    return {k: method.predict(down, None, torch.tensor(r.rows(f, k, "_test")[0])).numpy() for k in range(r.CLIENTS)}
+    return {k: method.predict(down, None, torch.tensor(r.rows(f, k, "_test")[0])).numpy() for k in r.clients(f)}
 
 
 def test_recorded_rounds() -> None:
     f = r.read("feddyn")
     rule = SGD(float(f["options/lr"]), 0.0, float(f["options/weight_decay"]))
     options = {"alpha": float(f["options/alpha"]), "samples_per_client": float(np.mean(sizes(f)))}
-    task = r.task(rule, int(f["options/epochs"]))
+    fall = Exponential(factor=float(f["options/lr_decay"]))
+    task, rounds = r.task(f, rule, int(f["options/epochs"]), schedule=fall), r.count(f)
     sent, mean = (methods.build("feddyn", options | {"predict_with": p}, task) for p in ("server", "mean"))
     server = Server(r.model(f, "init"), tree.zeros(r.model(f, "init")))
-    clients = [tree.zeros(r.model(f, "init")) for _ in range(r.CLIENTS)]
-    last = [r.model(f, "init")] * r.CLIENTS
-    for number in range(3):
+    clients = [tree.zeros(r.model(f, "init")) for _ in r.clients(f)]
+    last = [r.model(f, "init") for _ in r.clients(f)]
+    for number in range(rounds):
         at, ids, ups = f"round{number}", participants(f, number), []
         close(f[f"{at}/alpha"], [options["alpha"] * np.mean(sizes(f)) / sizes(f)[k] for k in ids], **r.EXACT)
         for k in ids:
-            clients[k], up, _ = sent.local(o.one(sent, server, k), clients[k], r.training(f, k), o.key(k))
+            data = replay.at(r.training(f, k), number + 1, rounds)
+            clients[k], up, _ = sent.local(o.one(sent, server, k), clients[k], data, o.key(k))
             last[k] = tree.add(server.model, up.value)
             ups.append(up)
         server, _ = sent.aggregate(server, reduced(sent.reduce, tree.stack(ups)), torch.tensor(ids))
-        for k in range(r.CLIENTS):
+        for k in r.clients(f):
             r.same(last[k], r.model(f, f"{at}/clients", k))
             r.same(clients[k], r.model(f, f"{at}/memory", k))
         r.same(server.model, r.model(f, f"{at}/server"))
         r.same(tree.sub(server.model, server.memory), r.model(f, f"{at}/average"))
         close(pooled(f, predictions(f, mean, o.one(mean, server, 0))), f["released/average_test"][number], **r.EXACT)
-        every = tree.mean(tree.stack(last), torch.ones(r.CLIENTS))
+        every = tree.mean(tree.stack(last), torch.ones(len(last)))
         r.same(every, r.model(f, f"{at}/all"))
         down = o.one(sent, Server(every, server.memory), 0)
         close(pooled(f, predictions(f, sent, down)), f["released/all_test"][number], **r.EXACT)

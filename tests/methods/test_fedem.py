@@ -2,28 +2,28 @@
 
 Parity: every array of parity/fedem.npz within 1e-5 (float32 there): whose rows they are (q), the participants' trained
 models, everybody's weights pi, the models after the round, loss and accuracy on the test rows. Two habits of the
-released code are put on from outside and their size is asserted: absent clients count with the old model (here they
-send increments of zero), and who has never trained is tested with uniform weights (here ``predict`` of the client
-before ``personalise``, which would give it weights).
+released code are put on from outside: absent clients count with the old model (here they send increments of zero), and
+who has never trained is tested with uniform weights (here ``predict`` of the client before ``personalise``, which would
+give it weights).
 """
 
 from __future__ import annotations
 
-from pathlib import Path
 from typing import Any
 
 import numpy as np
 import oracle as o
 import pytest
+import recorded as rec
 import torch
 from oracle import close, data, key, one
 from scipy.special import logsumexp, softmax
-from torch import Tensor, nn
+from torch import Tensor
 
 from idiolect import methods
 from idiolect.core import tree
-from idiolect.core.method import SGD, Method, Task, Training, Up
-from idiolect.core.network import Model, Network
+from idiolect.core.method import SGD, Method, Up
+from idiolect.core.network import Model
 from idiolect.core.reduction import reduced
 from idiolect.methods import fedem as module
 from idiolect.training import Personal
@@ -185,24 +185,6 @@ def test_starts_differ() -> None:
         assert not any(torch.equal(leaf[a], leaf[b]) for a, b in ((0, 1), (0, 2), (1, 2)))
 
 
-def make() -> tuple[nn.Module, nn.Module]:
-    return nn.Sequential(nn.Linear(6, 8), nn.LeakyReLU(0.01)), nn.Linear(8, 4)
-
-
-def models_of(f: Any, path: str) -> Model:
-    body, head = ({p: torch.tensor(f[f"{path}fc{i}.{p}"]).double() for p in ("weight", "bias")} for i in (1, 2))
-    return Model({f"0.{p}": w for p, w in body.items()}, head)
-
-
-def agree(got: Model, want: Model) -> None:
-    for a, b in zip(tree.leaves(got), tree.leaves(want), strict=True):
-        close(a, b, **EXACT)
-
-
-def apart(a: Model, b: Model) -> float:
-    return max(float((u - v).abs().max()) for u, v in zip(tree.leaves(a), tree.leaves(b), strict=True))
-
-
 def test_recorded_rounds(monkeypatch: pytest.MonkeyPatch) -> None:
     q: list[Tensor] = []
 
@@ -213,37 +195,34 @@ def test_recorded_rounds(monkeypatch: pytest.MonkeyPatch) -> None:
 
     real = module.expectation
     monkeypatch.setattr(module, "expectation", noted)
-    task = Task(Network(make, (6,)), 4, 5, Training(2, 7, SGD(0.1, 0.9, 5e-4), shuffle=False))
-    method = methods.build("fedem", {"preset": "official"}, task)
-    fresh = methods.build("fedem", {}, task)
-    with np.load(Path(__file__).parent / "parity" / "fedem.npz") as f:
-        rows = [data(f[f"data/{k}/x"].astype(float), f[f"data/{k}/y"]) for k in range(5)]
-        server = module.Server(models_of(f, "init/"))
-        states = [method.init_client(key(), torch.tensor(0)) for _ in range(5)]
-        for r in range(3):
-            at, ids = f"round{r}/", f[f"round{r}/participants"].tolist()
-            zero = tree.zeros(server.models)
-            ups = [Up(zero, rows[k].real_N.sum()) for k in range(5)]  # absent clients count with the old models
-            for k in ids:
-                before = states[k]
-                states[k], ups[k], _ = method.local(one(method, server, k), before, rows[k], key(r, k))
-                close(q[-1].T, f[f"{at}client/{k}/q"], **EXACT)
-                want = models_of(f, f"{at}client/{k}/")
-                agree(tree.add(server.models, ups[k].value), want)
-                if r > 0 and k == 4:  # in the third round it has buffers of two rounds
-                    reset = Personal(before.value._replace(momentum=()), before.trained)
-                    up = fresh.local(one(fresh, server, k), reset, rows[k], key(r, k))[1]
-                    assert apart(tree.add(server.models, up.value), want) > 0.05
-            close(torch.stack([s.value.pi_M for s in states]), f[at + "pi"], **EXACT)
-            present = tree.stack([ups[k] for k in ids])
-            among = method.aggregate(server, reduced(method.reduce, present), torch.tensor(ids))[
-                0
-            ]  # the mean over the participants, ours
-            server, _ = method.aggregate(server, reduced(method.reduce, tree.stack(ups)), torch.arange(5))
-            agree(server.models, models_of(f, at + "global/"))
-            assert apart(among.models, server.models) > 0.02
-            for k in range(5):
-                down, y = one(method, server, k), f[f"data/{k}/y_test"]
-                logp = method.predict(down, states[k], torch.tensor(f[f"data/{k}/x_test"]).double()).numpy()
-                close(-logp[np.arange(len(y)), y].mean(), f[at + "test_loss"][k], **EXACT)
-                close((logp.argmax(1) == y).mean(), f[at + "test_accuracy"][k], rtol=1e-6)
+    f = rec.read("fedem")
+    task, everybody = rec.task(f, SGD(0.1, 0.9, 5e-4), 2, 0.01), rec.clients(f)
+    method = methods.build("fedem", {"preset": "official", "models": len(f["init/fc1.weight"])}, task)
+    server, resets = module.Server(rec.model(f, "init")), []
+    states = [method.init_client(key(), torch.tensor(0)) for _ in everybody]
+    for r in range(rec.count(f)):
+        at, ids = f"round{r}", f[f"round{r}/participants"].tolist()
+        zero = tree.zeros(server.models)
+        ups = [Up(zero, rec.training(f, k).real_N.sum()) for k in everybody]  # absent clients count with the old models
+        for k in ids:
+            before, rows = states[k], rec.training(f, k)
+            states[k], ups[k], _ = method.local(one(method, server, k), before, rows, key(r, k))
+            close(q[-1].T, f[f"{at}/client/{k}/q"], **EXACT)
+            want = rec.model(f, f"{at}/client/{k}")
+            rec.same(tree.add(server.models, ups[k].value), want)
+            if float(before.trained):
+                reset = before._replace(value=before.value._replace(momentum=tree.zeros(before.value.momentum)))
+                up = method.local(one(method, server, k), reset, rows, key(r, k))[1]
+                resets.append(rec.apart(tree.add(server.models, up.value), want))
+        close(torch.stack([s.value.pi_M for s in states]), f[f"{at}/pi"], **EXACT)
+        present = tree.stack([ups[k] for k in ids])
+        among, _ = method.aggregate(server, reduced(method.reduce, present), torch.tensor(ids))  # the mean, ours
+        server, _ = method.aggregate(server, reduced(method.reduce, tree.stack(ups)), torch.tensor(everybody))
+        rec.same(server.models, rec.model(f, f"{at}/global"))
+        assert len(ids) == len(everybody) or rec.apart(among.models, server.models) > rec.APART
+        for k in everybody:
+            x, y = rec.rows(f, k, "_test")
+            logp = method.predict(one(method, server, k), states[k], torch.tensor(x)).numpy()
+            close(-logp[np.arange(len(y)), y].mean(), f[f"{at}/test_loss"][k], **EXACT)
+            close((logp.argmax(1) == y).mean(), f[f"{at}/test_accuracy"][k], rtol=1e-6)
+    assert min(resets) > rec.APART, "buffers do not matter here"

@@ -11,21 +11,21 @@ candidates here as there. The file's validation rows are the first quarter.
 from __future__ import annotations
 
 from dataclasses import replace
-from pathlib import Path
 from typing import Any
 
 import numpy as np
 import oracle as o
 import pytest
+import recorded as rec
 import torch
 from oracle import close, data, key
-from torch import Tensor, nn
+from torch import Tensor
 
 from idiolect import methods
 from idiolect.core import keys, tree
 from idiolect.core.errors import InputError
-from idiolect.core.method import SGD, Down, Task, Training, Up
-from idiolect.core.network import Model, Network
+from idiolect.core.method import SGD, Down, Task, Up
+from idiolect.core.network import Model
 from idiolect.core.reduction import reduced
 from idiolect.methods import fedfomo as module
 
@@ -304,20 +304,6 @@ def test_bad_options(options: dict[str, Any]) -> None:
 # --- recorded rounds ------------------------------------------------------------------------------------------------
 
 
-def make() -> tuple[nn.Module, nn.Module]:
-    return nn.Sequential(nn.Linear(6, 8), nn.LeakyReLU(0.01)), nn.Linear(8, 4)
-
-
-def models_of(f: Any, path: str) -> Model:
-    body, head = ({p: torch.tensor(f[f"{path}/fc{i}.{p}"]).double() for p in ("weight", "bias")} for i in (1, 2))
-    return Model({f"0.{p}": w for p, w in body.items()}, head)
-
-
-def agree(got: Model, want: Model) -> None:
-    for a, b in zip(tree.leaves(got), tree.leaves(want), strict=True):
-        close(a, b, **EXACT)
-
-
 def test_recorded_rounds(monkeypatch: pytest.MonkeyPatch) -> None:
     quotients: list[Tensor] = []
 
@@ -328,54 +314,54 @@ def test_recorded_rounds(monkeypatch: pytest.MonkeyPatch) -> None:
     real = module.ratio
     monkeypatch.setattr(module, "ratio", noted)
     monkeypatch.setattr(keys, "order", lambda key, real_N: torch.arange(len(real_N)))
-    with np.load(Path(__file__).parent / "parity" / "fedfomo.npz") as f:
-        rows = [
-            data(*(np.concatenate([f[f"data/{k}/{v}_val"], f[f"data/{k}/{v}"]]) for v in "xy"))._replace(
-                x_R=torch.tensor(np.concatenate([f[f"data/{k}/x_val"], f[f"data/{k}/x"]])).double()
-            )
-            for k in range(5)
-        ]
-        start = models_of(f, "init")
-        states = [module.Client(start, start, key()) for _ in range(5)]
-        server: Any = None
-        for r in range(4):
-            at, order = f"round{r}", torch.zeros(5, 4, dtype=torch.int64)
-            task = Task(Network(make, (6,)), 4, 5, Training(2, 7, SGD(0.1 * 0.99**r, 0, 1e-4), shuffle=False))
-            method = methods.build("fedfomo", {"preset": "official", "validation": 0.25}, task)
-            server = server or method.init_server(key())
-            shared: Any = tree.stack([start] * 3)
+    f = rec.read("fedfomo")
+    everybody, last, start = rec.clients(f), rec.count(f) - 1, rec.model(f, "init")
+    rows = [
+        data(*(np.concatenate(pair) for pair in zip(rec.rows(f, k, "_val"), rec.rows(f, k), strict=True)))
+        for k in everybody
+    ]
+    states = [module.Client(start, start, key()) for _ in everybody]
+    server: Any = None
+    for r in range(last + 1):
+        at, before, others = f"round{r}", f"round{r - 1}", len(everybody) - 1
+        task = rec.task(f, SGD(0.1 * 0.99**r, 0, 1e-4), 2, 0.01)
+        method = methods.build("fedfomo", {"preset": "official", "validation": 0.25}, task)
+        server = server or method.init_server(key())
+        order, shared = torch.zeros(len(everybody), others, dtype=torch.int64), tree.stack([start])
+        if r:
+            names = np.stack([f[f"{at}/candidates/{k}"] for k in everybody])
+            order = torch.tensor(names[:, 1 : 1 + others].astype(int))
+            assert names[:, 0].astype(int).tolist() == everybody, "the own model first"
+            paths = {
+                " ".join(map(str, np.flatnonzero(f[f"{before}/cluster"] == c))): f"{before}/cluster_model/{c}"
+                for c in rec.below(f, f"{before}/cluster_model")
+            }
+            listed = names[0, 1 + others : -1].tolist()
+            assert sorted(listed) == sorted(paths)
+            shared = tree.stack([rec.model(f, path) for path in (*(paths[m] for m in listed), f"{before}/global")])
+        there, common = torch.ones(order.shape) * (r > 0), torch.ones(len(tree.leaves(shared)[0])) * (r > 0)
+        monkeypatch.setattr(module, "choose", lambda *_, c=(order, there): c)
+        ups = []
+        for k in everybody:
+            own = module.Candidates(tree.rows(server.models, order[k]), there[k])
+            down = Down(module.Candidates(shared, common), own)
+            if r == last:
+                tested = method.personalise(down, states[k], rows[k], key())
+                x, y = rec.rows(f, k, "_test")
+                logp = method.predict(down, tested, torch.tensor(x)).numpy()
+                close(-logp[np.arange(len(y)), y].mean(), f["final/test_loss"][k], **EXACT)
+                close((logp.argmax(1) == y).mean(), f["final/test_accuracy"][k], rtol=1e-6)
+            quotients.clear()
+            states[k], up, info = method.local(down, states[k], rows[k], key(r, k))
+            ups.append(up)
             if r:
-                names = np.stack([f[f"{at}/candidates/{k}"] for k in range(5)])
-                order = torch.tensor(names[:, 1:5].astype(int))
-                assert names[:, 0].tolist() == list("01234"), "the own model first"
-                before = f"round{r - 1}"
-                paths = [f"{before}/cluster_model/0", f"{before}/cluster_model/1", f"{before}/global"]
-                members = [" ".join(map(str, np.flatnonzero(f[f"{before}/cluster"] == c))) for c in range(2)]
-                assert sorted(names[0, 5:7]) == sorted(members)
-                shared = tree.stack([models_of(f, paths[i]) for i in (*map(members.index, names[0, 5:7]), 2)])
-            there = torch.ones(5, 4) * (r > 0)
-            monkeypatch.setattr(module, "choose", lambda *_, c=(order, there): c)
-            ups = []
-            for k in range(5):
-                own = module.Candidates(tree.rows(server.models, order[k]), there[k])
-                down = Down(module.Candidates(shared, torch.ones(3) * (r > 0)), own)
-                quotients.clear()
-                if r == 3:
-                    tested = method.personalise(down, states[k], rows[k], key())
-                    y = f[f"data/{k}/y_test"]
-                    logp = method.predict(down, tested, torch.tensor(f[f"data/{k}/x_test"]).double()).numpy()
-                    close(-logp[np.arange(len(y)), y].mean(), f["final/test_loss"][k], **EXACT)
-                    close((logp.argmax(1) == y).mean(), f["final/test_accuracy"][k], rtol=1e-6)
-                    quotients.clear()
-                states[k], up, info = method.local(down, states[k], rows[k], key(r, k))
-                ups.append(up)
-                if r:
-                    close(torch.stack(quotients[:8]), f[f"{at}/deltas/{k}"], **EXACT)
-                    close(quotients[8], f[f"{at}/weights/{k}"], **EXACT)
-                    close(info["own_weight"], f[f"{at}/weights/{k}"][0], **EXACT)
-                    agree(states[k].base, tree.rows(models_of(f, f"{at}/personalised"), k))
-            server, _ = method.aggregate(server, reduced(method.reduce, tree.stack(ups)), torch.arange(5))
-            if r:
-                close(server.affinity_KK + 0.1 * torch.eye(5), f[f"{at}/client_weights"], **EXACT)
-            if r < 3:
-                agree(server.models, models_of(f, f"{at}/trained"))
+                candidates = names.shape[1]
+                close(torch.stack(quotients[:candidates]), f[f"{at}/deltas/{k}"], **EXACT)
+                close(quotients[candidates], f[f"{at}/weights/{k}"], **EXACT)
+                close(info["own_weight"], f[f"{at}/weights/{k}"][0], **EXACT)
+                rec.same(states[k].base, rec.model(f, f"{at}/personalised", k))
+        server, _ = method.aggregate(server, reduced(method.reduce, tree.stack(ups)), torch.tensor(everybody))
+        if r:
+            close(server.affinity_KK + 0.1 * torch.eye(len(everybody)), f[f"{at}/client_weights"], **EXACT)
+        if r < last:
+            rec.same(server.models, rec.model(f, f"{at}/trained"))

@@ -37,8 +37,7 @@ TEST = np.random.default_rng(5).normal(size=(7, o.INPUTS))
 
 def recorded(f: r.Files, own: bool) -> tuple[Method, Task]:
     epochs, lr, server_lr = f["options"].tolist()
-    task = r.task(SGD(lr, MOMENTUM if own else 0.0, 0.0), int(epochs))
-    task = replace(task, training=replace(task.training, drop_last=not own))
+    task = r.task(f, SGD(lr, MOMENTUM if own else 0.0, 0.0), int(epochs), drop_last=not own)
     options = {"preset": "official"} if own else {}
     return methods.build("fedgh", options | {"header_lr": server_lr}, task), task
 
@@ -47,10 +46,10 @@ def recorded(f: r.Files, own: bool) -> tuple[Method, Task]:
 def test_recorded_rounds(part: str) -> None:
     f, own = r.read("fedgh"), part == "pairs"
     method, task = recorded(f, own)
-    starts = [r.model(f, "init_clients", k) if own else r.model(f, "init") for k in range(r.CLIENTS)]
+    starts = [r.model(f, "init_clients", k) if own else r.model(f, "init") for k in r.clients(f)]
     server = r.head(f, "init_header/fc2.") if own else starts[0].head
     clients = [untrained(start.body) for start in starts]
-    for number in range(3):
+    for number in range(r.count(f, part)):
         at, ups = f"{part}/round{number}", []
         ids = f[f"{at}/participants"].tolist()
         for k in ids:

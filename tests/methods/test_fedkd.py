@@ -46,18 +46,18 @@ def ranks(model: Model) -> list[int]:
 )
 def test_recorded_rounds(part: str, options: dict[str, Any]) -> None:
     f = r.read("fedkd")
-    method = methods.build("fedkd", ENERGY | options, r.task(SGD(0.05, 0.0, 0.0), 2))
+    method = methods.build("fedkd", ENERGY | options, r.task(f, SGD(0.05, 0.0, 0.0), 2))
     server, authors = r.model(f, "init"), part == "authors"
-    maps = [() if authors else torch.tensor(f["init/W_h"][k]) for k in range(r.CLIENTS)]
+    maps = [() if authors else torch.tensor(f["init/W_h"][k]) for k in r.clients(f)]
     clients = [untrained(fedkd.Own(server, W)) for W in maps]
-    rounds = replay.count(f, part)
+    rounds = r.count(f, part)
     for number in range(rounds):
         at = f"{part}/round{number}"
         if not authors:
-            for k in range(r.CLIENTS):
+            for k in r.clients(f):
                 r.same(o.one(method, server, k).shared, r.model(f, f"{at}/received", k))
-        ids = list(range(r.CLIENTS)) if authors else list(r.ROUNDS[number])
-        before = server
+        before, old = server, f[f"{part}/round{number - 1}/mentor/fc1.weight"] if number else f["init/fc1.weight"][None]
+        ids = r.changed(f[f"{at}/mentor/fc1.weight"], old)
         server, clients, ups = replay.round_of(method, server, clients, f, ids, number=number + 1, rounds=rounds)
         for row, (k, up) in enumerate(zip(ids, ups, strict=True)):
             close(up.weight.energy, f[f"{at}/energy"], rtol=1e-6)
@@ -73,10 +73,10 @@ def test_recorded_rounds(part: str, options: dict[str, Any]) -> None:
         else:
             r.same(mean, r.model(f, f"{at}/server"))
             assert ranks(server) == f[f"{at}/rank_down"].tolist()
-            for k in range(r.CLIENTS):
+            for k in r.clients(f):
                 close(clients[k].value.projection, f[f"{at}/W_h"][k], **r.EXACT)
                 r.same(clients[k].value.mentor, r.model(f, f"{at}/mentor", k))
-    for k in range(r.CLIENTS):
+    for k in r.clients(f):
         replay.logits_agree(method, o.one(method, server, k), clients[k], f, k, f"{part}/final/logits")
 
 

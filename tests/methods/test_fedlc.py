@@ -39,27 +39,26 @@ def counts(f: r.Files, k: int, keep: int = 10**6) -> np.ndarray:
 @pytest.mark.parametrize("form", ["bench", "paper", "pfllib"])
 def test_recorded_rounds(form: str, monkeypatch: pytest.MonkeyPatch) -> None:
     f = r.read("fedlc")
-    task = r.task(SGD(float(f["options/lr"]), 0.0, 0.0), int(f["options/epochs"]))
+    rule, epochs = SGD(float(f["options/lr"]), 0.0, 0.0), int(f["options/epochs"])
+    task = r.task(f, rule, epochs, drop_last=form == "pfllib")
     tau = float(f["options/tau"])
     if form == "pfllib":  # counts of the full batches of all clients; the others are not trained on either
-        task = r.Task(task.network, 4, r.CLIENTS, r.Training(task.training.epochs, 7, task.training.optimiser, False,
-                                                             drop_last=True))  # fmt: skip
-        whole = np.stack([counts(f, k, len(f[f"data/{k}/y"]) // 7 * 7) for k in range(r.CLIENTS)])
+        whole = np.stack([counts(f, k, len(f[f"data/{k}/y"]) // 7 * 7) for k in r.clients(f)])
         close(whole, f["pfllib/counts"])
         close(tau * whole.sum(0) ** -0.25, f["pfllib/calibration"], **r.EXACT)
         monkeypatch.setattr(fedlc, "class_counts", lambda task, data: torch.tensor(whole.sum(0)).double())
     elif form == "bench":
-        close([counts(f, k) for k in range(r.CLIENTS)], f["bench/counts"], **r.EXACT)  # 1e-8 for none
+        close([counts(f, k) for k in r.clients(f)], f["bench/counts"], **r.EXACT)  # 1e-8 for none
     method = methods.build("fedlc", {"tau": tau} | ({"preset": "paper"} if form == "paper" else {}), task)
     server = r.model(f, "init")
-    for number, ids in enumerate(r.ROUNDS):
+    for number, ids in enumerate(r.drawn(f, form)):
         ups = []
         for place, k in enumerate(ids):
             ups.append(method.local(o.one(method, server, k), (), r.training(f, k), o.key(k))[1])
             r.same(tree.add(server, ups[-1].value), r.model(f, f"{form}/round{number}/clients", place))
         server, _ = method.aggregate(server, reduced(method.reduce, tree.stack(ups)), torch.tensor(ids))
         r.same(server, r.model(f, f"{form}/round{number}/server"))
-    for k in range(r.CLIENTS):  # without margins
+    for k in r.clients(f):  # without margins
         logp = method.predict(o.one(method, server, k), (), torch.tensor(r.rows(f, k, "_test")[0])).numpy()
         close(np.exp(logp), np.exp(log_softmax(f[f"{form}/final/logits/{k}"], 1)), **r.EXACT)
 

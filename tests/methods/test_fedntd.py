@@ -12,6 +12,7 @@ import numpy as np
 import oracle as o
 import pytest
 import recorded as r
+import replay
 import torch
 from oracle import close
 from scipy.special import log_softmax
@@ -21,6 +22,7 @@ from idiolect.core import tree
 from idiolect.core.errors import InputError
 from idiolect.core.method import SGD, Method, Model
 from idiolect.core.reduction import reduced
+from idiolect.core.schedules import Exponential
 
 ROWS = o.federation()
 START = o.weights(1)
@@ -32,7 +34,7 @@ TEST = np.random.default_rng(5).normal(size=(7, o.INPUTS))
 
 def right_by_class(f: r.Files, method: Method, model: Model) -> tuple[np.ndarray, float]:
     """Of all test rows those that a model has right: the share of each class, and of all."""
-    parts = [r.rows(f, k, "_test") for k in range(r.CLIENTS)]
+    parts = [r.rows(f, k, "_test") for k in r.clients(f)]
     x, y = (np.concatenate(side) for side in zip(*parts, strict=True))
     hit = method.predict(o.one(method, model, 0), (), torch.tensor(x)).argmax(1).numpy() == y
     return np.array([hit[y == c].mean() for c in range(4)]), hit.mean()
@@ -42,12 +44,14 @@ def test_recorded_rounds() -> None:
     f = r.read("fedntd")
     rule = SGD(*(float(f[f"options/{name}"]) for name in ("lr", "momentum", "weight_decay")))
     how = {"beta": float(f["options/beta"]), "temperature": float(f["options/tau"]), "preset": "official"}
-    method = methods.build("fedntd", how, r.task(rule, int(f["options/epochs"])))
+    fall = Exponential(factor=float(f["options/lr_decay"]))
+    method = methods.build("fedntd", how, r.task(f, rule, int(f["options/epochs"]), schedule=fall))
     server, accuracy = r.model(f, "init"), [right_by_class(f, method, r.model(f, "init"))[1]]
-    for number, ids in enumerate(r.ROUNDS):
+    for number, ids in enumerate(r.drawn(f)):
         at, ups, own = f"round{number}", [], []
         for place, k in enumerate(ids):
-            ups.append(method.local(o.one(method, server, k), (), r.training(f, k), o.key(k))[1])
+            data = replay.at(r.training(f, k), number + 1, r.count(f))
+            ups.append(method.local(o.one(method, server, k), (), data, o.key(k))[1])
             model = tree.add(server, ups[-1].value)
             r.same(model, r.model(f, f"{at}/clients", place))
             by_class = right_by_class(f, method, model)[0]
@@ -60,7 +64,7 @@ def test_recorded_rounds() -> None:
         r.same(server, r.model(f, f"{at}/server"))
         accuracy.append(right_by_class(f, method, server)[1])
     close(np.round(accuracy, 4), f["accuracy"], **r.EXACT)
-    for k in range(r.CLIENTS):
+    for k in r.clients(f):
         logp = method.predict(o.one(method, server, k), (), torch.tensor(r.rows(f, k, "_test")[0])).numpy()
         close(np.exp(logp), np.exp(log_softmax(f[f"final/logits/{k}"], 1)), **r.EXACT)
 

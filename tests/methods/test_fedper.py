@@ -33,17 +33,17 @@ RULE = SGD(0.05, 0.5, 1e-4, decay_biases=False)
 
 def test_recorded_rounds() -> None:
     f = r.read("fedper")
-    task = r.task(RULE, 5)
+    task = r.task(f, RULE, 5)
     tuned, plain = (methods.build("fedper", {"preset": "fedrep"} | more, task) for more in ({}, {"tuning_epochs": 0}))
     for number, (server, clients) in enumerate(r.rounds(f, tuned, r.model(f, "init"))):
         at = f"round{number}/"
         r.same(server.body, r.body(f, f"{at}body/fc1"))
-        for k in range(5):
+        for k in r.clients(f):
             client = plain.personalise(o.one(plain, server, k), clients[k], r.training(f, k), o.key())
             r.same(client.value, r.head(f, f"{at}heads/", k))
         close(100 * r.hits(plain, server, f, clients) / r.test_rows(f), f[at + "accuracy"], rtol=1e-6)
-    final = [tuned.personalise(o.one(tuned, server, k), clients[k], r.training(f, k), o.key()) for k in range(5)]
-    for k in range(5):
+    final = [tuned.personalise(o.one(tuned, server, k), clients[k], r.training(f, k), o.key()) for k in r.clients(f)]
+    for k in r.clients(f):
         r.same(final[k].value, r.head(f, "final/heads/", k))
     close(100 * r.hits(tuned, server, f, clients) / r.test_rows(f), f["final/accuracy"], rtol=1e-6)
 
@@ -51,16 +51,17 @@ def test_recorded_rounds() -> None:
 def test_recorded_rounds_with_heads_of_their_own() -> None:
     """What the record has by its alias, and what the clients' own heads give."""
     f = r.read("fedper")
-    method = methods.build("fedper", {"weighting": "uniform"}, r.task(RULE, 5))
+    method = methods.build("fedper", {"weighting": "uniform"}, r.task(f, RULE, 5))
     server, clients = next(r.rounds(f, method, r.model(f, "init")._replace(head={})))
     r.same(server.body, r.body(f, "round0/body/fc1"))
-    for k in r.ROUNDS[0]:
+    ids = r.drawn(f)[0]
+    for k in ids:
         r.same(clients[k].value, r.head(f, "round0/heads/", k))
-    for k in set(range(r.CLIENTS)) - set(r.ROUNDS[0]):
+    for k in set(r.clients(f)) - set(ids):
         r.same(clients[k].value, r.head(f, "init/fc2."))
-        assert r.apart(clients[k].value, r.head(f, "round0/heads/", k)) > 0.1
+        assert r.apart(clients[k].value, r.head(f, "round0/heads/", k)) > r.APART
     body, first = r.body(f, "round0/body/fc1"), r.head(f, "init/fc2.")
-    own = [r.Model(body, r.head(f, "round0/heads/", k) if k in r.ROUNDS[0] else first) for k in range(r.CLIENTS)]
+    own = [r.Model(body, r.head(f, "round0/heads/", k) if k in ids else first) for k in r.clients(f)]
     assert r.hits(method, server, f, clients, personalise=False) == sum(r.right(f, k, m) for k, m in enumerate(own))
 
 

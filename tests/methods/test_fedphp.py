@@ -42,10 +42,10 @@ def test_recorded_rounds(part: str, by: str) -> None:
     f = r.read("fedphp")
     epochs, lr, guidance, rounds, share = f["options"].tolist()
     options = {"preset": "official", "guidance": guidance, "by": by, "participation": share}
-    method = methods.build("fedphp", options, r.task(SGD(lr, 0.0, 0.0), int(epochs)))
+    method = methods.build("fedphp", options, r.task(f, SGD(lr, 0.0, 0.0), int(epochs)))
     server = r.model(f, "init")
-    clients = [untrained(Own(server, torch.zeros(()))) for _ in range(r.CLIENTS)]
-    for number in range(3):
+    clients = [untrained(Own(server, torch.zeros(()))) for _ in r.clients(f)]
+    for number in range(r.count(f, part)):
         at, ups = f"{part}/round{number}", []
         ids = f[f"{at}/participants"].tolist()
         for place, k in enumerate(ids):

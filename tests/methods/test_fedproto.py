@@ -40,17 +40,17 @@ def prototypes(mean: np.ndarray, known: np.ndarray) -> Prototypes:
 
 def test_recorded_rounds() -> None:
     f = r.read("fedproto")
-    task = r.task(SGD(0.05, 0.5, 0.0), 2)
+    task = r.task(f, SGD(0.05, 0.5, 0.0), 2)
     by_head, by_prototypes = (
         methods.build("fedproto", {"preset": "official", "alignment": 0.7, "predict_with": how}, task)
         for how in ("head", "prototypes")
     )
     server = by_head.init_server(o.key())
     nothing = Prototypes(torch.zeros(4, 8), torch.zeros(4))
-    clients = [untrained(Client(r.model(f, "init", k), nothing, torch.zeros(4))) for k in range(r.CLIENTS)]
-    for number in range(3):
+    clients = [untrained(Client(r.model(f, "init", k), nothing, torch.zeros(4))) for k in r.clients(f)]
+    for number in range(r.count(f)):
         at, ups = f"round{number}/", []
-        for k in range(r.CLIENTS):
+        for k in r.clients(f):
             down = o.one(by_head, server, k)
             clients[k], up, _ = by_head.local(down, clients[k], r.training(f, k), o.key(number, k))
             r.same(clients[k].value.model, r.model(f, f"{at}clients", k))
@@ -59,11 +59,11 @@ def test_recorded_rounds() -> None:
             close(up.weight, has)
             close(up.value[has], want[has], **r.EXACT)
             ups.append(up)
-        server, _ = by_head.aggregate(server, reduced(by_head.reduce, tree.stack(ups)), torch.arange(r.CLIENTS))
+        server, _ = by_head.aggregate(server, reduced(by_head.reduce, tree.stack(ups)), torch.tensor(r.clients(f)))
         close(server.mean_Cd, f[at + "prototypes"], **r.EXACT)
 
     counted, running, tested, right = [], [], 0, 0
-    for k in range(r.CLIENTS):
+    for k in r.clients(f):
         x, y = r.rows(f, k, "_test")
         for method in (by_head, by_prototypes):
             down = o.one(method, server, k)
@@ -75,8 +75,6 @@ def test_recorded_rounds() -> None:
     for name, at in (("head", 0), ("prototypes", 1)):
         close(counted[at::2], f[f"final/accuracy_{name}"], rtol=1e-6)
         close(running[at::2], f[f"final/released_accuracy_{name}"], rtol=1e-6)
-    close([counted[-2], counted[-1]], [0.778, 0.667], atol=5e-4)  # of the last client, right
-    close([running[-2], running[-1]], [0.718, 0.713], atol=5e-4)  # as printed
 
 
 # --- by hand --------------------------------------------------------------------------------------------------------

@@ -32,23 +32,23 @@ MU = 0.3
 
 def test_recorded_rounds_of_the_authors() -> None:
     f = r.read("fedprox")
-    method = methods.build("fedprox", {"mu": MU}, r.task(SGD(0.05, 0.0, 0.0), 2))
+    method = methods.build("fedprox", {"mu": MU}, r.task(f, SGD(0.05, 0.0, 0.0), 2))
     server = r.model(f, "init")
-    for number, ids in enumerate(r.ROUNDS):
+    for number, ids in enumerate(r.drawn(f)):
         ups = [method.local(o.one(method, server, k), (), r.training(f, k), o.key(k))[1] for k in ids]
         for row, up in enumerate(ups):
             r.same(tree.add(server, up.value), r.model(f, f"round{number}/participants", row))
         server, _ = method.aggregate(server, reduced(method.reduce, tree.stack(ups)), torch.tensor(ids))
         r.same(server, r.model(f, f"round{number}"))
-    close(100 * r.hits(method, server, f, [()] * 5) / r.test_rows(f), f["final/accuracy"], rtol=1e-6)
+    close(100 * r.hits(method, server, f, [() for _ in r.clients(f)]) / r.test_rows(f), f["final/accuracy"], rtol=1e-6)
 
 
 def test_recorded_rounds_with_momentum() -> None:
     f = r.read("fedprox_sgdm")
-    task = r.task(SGD(0.05, 0.5, 1e-4), 5)
+    task = r.task(f, SGD(0.05, 0.5, 1e-4), 5)
     method = methods.build("fedprox", {"mu": MU}, task)
-    server, last = r.model(f, "init"), {}
-    for number, ids in enumerate(r.ROUNDS):
+    server, last, everybody = r.model(f, "init"), {}, r.clients(f)
+    for number, ids in enumerate(r.drawn(f)):
         ups = [method.local(o.one(method, server, k), (), r.training(f, k), o.key(k))[1] for k in ids]
         last |= {k: tree.add(server, up.value) for k, up in zip(ids, ups, strict=True)}
         value = tree.stack(ups).value
@@ -56,10 +56,10 @@ def test_recorded_rounds_with_momentum() -> None:
         at = f"round{number}/"
         want = r.Model(r.body(f, f"{at}body/fc1"), r.head(f, f"{at}head/fc2."))
         r.same(server, want)
-        close(r.by_rows(f, [last.get(k, server) for k in range(5)]), f[at + "accuracy"], rtol=1e-6)
-        assert r.hits(method, server, f, [()] * 5) == sum(r.right(f, k, want) for k in range(r.CLIENTS))
-    tuned = [train_model(task, server, r.training(f, k), o.key(k), epochs=10, pull=(MU, server))[0] for k in range(5)]
-    for k in range(5):
+        close(r.by_rows(f, [last.get(k, server) for k in everybody]), f[at + "accuracy"], rtol=1e-6)
+        assert r.hits(method, server, f, [() for _ in everybody]) == sum(r.right(f, k, want) for k in everybody)
+    tuned = [train_model(task, server, r.training(f, k), o.key(k), epochs=10, pull=(MU, server))[0] for k in everybody]
+    for k in everybody:
         r.same(tuned[k], r.model(f, "final/clients", k))
     close(r.by_rows(f, tuned), f["final/accuracy"], rtol=1e-6)
 

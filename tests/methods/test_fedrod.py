@@ -33,19 +33,20 @@ HIDDEN = 3
 
 def test_recorded_rounds() -> None:
     f = r.read("fedrod")
-    method = methods.build("fedrod", {}, r.task(SGD(0.05, 0.0, 0.0), 2))
+    method = methods.build("fedrod", {}, r.task(f, SGD(0.05, 0.0, 0.0), 2))
     server = Shared(r.model(f, "init"), ())
-    clients = [trained(r.head(f, "init/personal/", k)) for k in range(r.CLIENTS)]
-    for number, ids in enumerate(r.ROUNDS):
-        ups = []
+    clients = [trained(r.head(f, "init/personal/", k)) for k in r.clients(f)]
+    for number in range(r.count(f)):
+        old = f[f"round{number - 1}/personal/weight" if number else "init/personal/weight"]
+        ids, ups = r.changed(f[f"round{number}/personal/weight"], old), []
         for k in ids:
             clients[k], up, _ = method.local(o.one(method, server, k), clients[k], r.training(f, k), o.key(number, k))
             ups.append(up)
         server, _ = method.aggregate(server, reduced(method.reduce, tree.stack(ups)), torch.tensor(ids))
         r.same(server.model, r.model(f, f"round{number}"))
-        for k in range(r.CLIENTS):
+        for k in r.clients(f):
             r.same(clients[k].value, r.head(f, f"round{number}/personal/", k))
-    for k in range(r.CLIENTS):
+    for k in r.clients(f):
         down = o.one(method, server, k)
         mine = method.personalise(down, clients[k], r.training(f, k), o.key())
         logp = method.predict(down, mine, torch.tensor(r.rows(f, k, "_test")[0]))

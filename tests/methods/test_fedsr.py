@@ -7,21 +7,19 @@ prediction the recorded draws differ by row, so rows are predicted one by one.
 
 from __future__ import annotations
 
-from pathlib import Path
 from typing import Any
 
 import numpy as np
 import oracle as o
 import pytest
+import recorded as rec
 import torch
 from oracle import close
 from scipy.special import expit, log_softmax, logsumexp, softmax
-from torch import nn
 
 from idiolect import methods
 from idiolect.core import keys, tree
-from idiolect.core.method import SGD, Task, Training
-from idiolect.core.network import Network
+from idiolect.core.method import SGD
 from idiolect.core.reduction import reduced
 from idiolect.methods import fedsr
 from idiolect.methods.fedsr import Client, Reference, Server, Shared
@@ -76,14 +74,10 @@ def drawn(monkeypatch: pytest.MonkeyPatch) -> list[np.ndarray]:
 # --- the released code's rounds ---------------------------------------------------------------------------------------
 
 
-def make() -> tuple[nn.Module, nn.Module]:
-    return nn.Sequential(nn.Linear(6, 8), nn.LeakyReLU(0.01)), nn.Linear(8, 4)
-
-
 def test_released_code(monkeypatch: pytest.MonkeyPatch) -> None:
-    with np.load(Path(__file__).parent / "parity" / "fedsr.npz") as file:
-        f = {k: file[k].astype(np.float64) if file[k].dtype == np.float32 else file[k] for k in file}
-    cursor, who = [0] * 4, 0
+    f = rec.read("fedsr")
+    everybody = rec.clients(f)
+    cursor, who = [0 for _ in everybody], 0
 
     def recorded(*_: Any, steps: int, **__: Any) -> list[Batch]:
         plan, n = [], len(f[f"data/{who}/y"])
@@ -104,30 +98,30 @@ def test_released_code(monkeypatch: pytest.MonkeyPatch) -> None:
         tree.map(lambda a, b: close(a, b, **EXACT), got, want)
 
     monkeypatch.setattr(fedsr, "batches", recorded)
-    task = Task(Network(make, (6,)), 4, 4, Training(2, 7, SGD(0.05, 0.9, 5e-4), shuffle=False))
+    task = rec.task(f, SGD(0.05, 0.9, 5e-4), 2, 0.01)
     options = {"latent": 5, "norm": 0.01, "conditional": 0.02, "samples": 6}
     method = methods.build("fedsr", {"preset": "official", **options}, task)
-    clients = [method.init_client(o.key(), torch.tensor(0))] * 4
+    clients = [method.init_client(o.key(), torch.tensor(0)) for _ in everybody]
     equal(clients[0].reference, Reference(torch.zeros(4, 5), torch.ones(4, 5), torch.ones(())))
     server = Server(shared("init"), ())
-    for r in range(3):
+    for r in range(rec.count(f)):
         ups = []
-        for who in range(4):
+        for who in everybody:
             noise_S = iter(f[f"round{r}/noise/{who}"])
             with monkeypatch.context() as patch:
                 patch.setattr(
                     keys, "normal", lambda key, shape, noise_S=noise_S: torch.tensor(next(noise_S))[: shape[0]]
                 )
-                rows = o.data(f[f"data/{who}/x"], f[f"data/{who}/y"])
+                rows = rec.training(f, who)
                 clients[who], up, _ = method.local(o.one(method, server, who), clients[who], rows, o.key())
             assert next(noise_S, None) is None, "a step without its noise"
             ups.append(up)
             at = f"round{r}/client/{who}"
             equal(tree.add(server.model, up.value.model), shared(at))
             equal(clients[who].reference, Reference(*(torch.tensor(f[f"{at}/{p}"]) for p in ("r_mu", "r_sigma", "C"))))
-        server, _ = method.aggregate(server, reduced(method.reduce, tree.stack(ups)), torch.arange(4))
+        server, _ = method.aggregate(server, reduced(method.reduce, tree.stack(ups)), torch.tensor(everybody))
         equal(server.model, shared(f"round{r}/server"))
-    for k in range(4):
+    for k in everybody:
         logp = []
         for row, x in enumerate(f[f"data/{k}/x_test"]):
             draws = torch.tensor(f[f"final/{k}/noise"][:, row])

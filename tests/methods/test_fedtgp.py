@@ -45,16 +45,15 @@ def generator_of(f: r.Files, at: str) -> Generator:
 def test_recorded_rounds(part: str) -> None:
     f = r.read("fedtgp")
     epochs, lr, alignment, tau, passes = f["options"].tolist()
-    task = r.task(SGD(lr, 0.0, 0.0), int(epochs))
-    task = replace(task, training=replace(task.training, drop_last=True))
+    task = r.task(f, SGD(lr, 0.0, 0.0), int(epochs), drop_last=True)
     options = {"alignment": alignment, "margin": tau, "server_lr": lr, "server_epochs": int(passes)}
     options |= {"preset": "official"} if part == "released" else {}
     by_prototypes, by_head = (
         methods.build("fedtgp", options | {"predict_with": way}, task) for way in ("prototypes", "head")
     )
     method, server = by_prototypes, Server(generator_of(f, "init"), torch.zeros(()))
-    clients = [untrained(r.model(f, "init_clients", k)) for k in range(r.CLIENTS)]
-    for number in range(3):
+    clients = [untrained(r.model(f, "init_clients", k)) for k in r.clients(f)]
+    for number in range(r.count(f, part)):
         at, ups = f"{part}/round{number}", []
         ids = f[f"{at}/participants"].tolist()
         for k in ids:

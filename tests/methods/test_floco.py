@@ -34,7 +34,6 @@ ROWS = o.federation()
 START = o.weights(1)
 ENDS = np.array([o.weights(10 + j)["U"] for j in range(3)])
 TEST = np.random.default_rng(5).normal(size=(7, o.INPUTS))
-TAU = 1  # of the record
 
 
 @pytest.fixture
@@ -59,18 +58,27 @@ def same(got: Simplex, want: Simplex) -> None:
         r.same(a, b)
 
 
+def region_round(f: r.Files, part: str) -> int:
+    """The round within which the clients' regions are found."""
+    [number] = [n for n in range(r.count(f, part)) if f"{part}/round{n}/projection/beta" in f]
+    return number
+
+
 class Replay:
     """Rounds of a record's set, with its draws."""
 
     def __init__(self, f: r.Files, part: str, points: list[Tensor]) -> None:
         self.f, self.part, self.points, self.number = f, part, points, 0
-        options: dict[str, Any] = {"endpoints": 3, "start_round": TAU, "radius": 0.3, "preset": "official", "pull": 0.5}
-        task = r.task(SGD(0.05, 0.0, 0.0), 2)
+        options: dict[str, Any] = {
+            "endpoints": len(f["init/endpoints"]), "start_round": region_round(f, part), "radius": 0.3,
+            "preset": "official", "pull": 0.5,
+        }  # fmt: skip
+        task = r.task(f, SGD(0.05, 0.0, 0.0), 2)
         self.plain = methods.build("floco", options, task)
         self.method = methods.build("floco", options | {"personal_epochs": int(part == "plus")}, task)
         start = simplex(f, "init")
         self.server = self.plain.init_server(o.key())._replace(model=start)
-        self.clients = [trained(start) if part == "plus" else ()] * r.CLIENTS
+        self.clients = [trained(start) if part == "plus" else ()] * len(r.clients(f))
 
     def round(self, ids: Sequence[int], at: str) -> list[Any]:
         self.number += 1
@@ -92,23 +100,23 @@ class Replay:
 def test_recorded_rounds(part: str, points: list[Tensor]) -> None:
     f = r.read("floco")
     run = Replay(f, part, points)
-    for number in range(replay.count(f, part)):
+    for number in range(r.count(f, part)):
         at = f"{part}/round{number}"
-        if number == TAU:
+        if number == region_round(f, part):
             before = run.server
-            ups = run.round(range(r.CLIENTS), f"{at}/projection")
+            ups = run.round(r.clients(f), f"{at}/projection")
             same(run.server.model, before.model)
             flat_mP = torch.stack([up.value.ends["weight"].flatten() for up in ups])
-            close(floco.components(flat_mP, 3), f[f"{at}/projection/kappas"], **r.EXACT)
+            close(floco.components(flat_mP, len(f["init/endpoints"])), f[f"{at}/projection/kappas"], **r.EXACT)
             close(floco.regions(torch.tensor(f[f"{at}/projection/kappas"])), f[f"{at}/projection/beta"], **r.EXACT)
             close(run.server.beta_KM, f[f"{at}/projection/beta"], **r.EXACT)
-        ids, before = replay.below(f, f"{at}/client"), run.server
+        ids, before = r.below(f, f"{at}/client"), run.server
         for k, up in zip(ids, run.round(ids, at), strict=True):
             same(tree.add(before.model, up.value), simplex(f, f"{at}/client/{k}"))
             if part == "plus":
                 same(run.clients[k].value, simplex(f, f"{at}/personal/{k}"))
         same(run.server.model, simplex(f, f"{at}/server"))
-    for k in range(r.CLIENTS):
+    for k in r.clients(f):
         down = o.one(run.plain, run.server, k)
         replay.logits_agree(run.plain, down, (), f, k, f"{part}/final/logits")
         if part == "plus":

@@ -47,26 +47,26 @@ def scores(f: r.Files, models: list[Model]) -> tuple[float, float]:
 
 def test_recorded_rounds() -> None:
     f = r.read("flute")
-    method = methods.build("flute", RECORDED, r.task(RULE, 3))
+    method = methods.build("flute", RECORDED, r.task(f, RULE, 3))
     start = r.model(f, "init")
-    server = begin(method, start, r.CLIENTS)
-    for number in range(replay.count(f, "")):
+    server = begin(method, start, len(r.clients(f)))
+    for number in range(r.count(f)):
         at = f"round{number}"
-        ids = replay.below(f, f"{at}/client")
+        ids = r.below(f, f"{at}/client")
         before = server
-        server, _, ups = replay.round_of(method, server, [()] * r.CLIENTS, f, ids)
-        heads = [o.one(method, server, k).own for k in range(r.CLIENTS)]
+        server, _, ups = replay.round_of(method, server, [()] * len(r.clients(f)), f, ids)
+        heads = [o.one(method, server, k).own for k in r.clients(f)]
         as_trained = dict(enumerate(heads))
         for k, up in zip(ids, ups, strict=True):
             r.same(Model(tree.add(before.body, up.value.body), up.value.head), r.model(f, f"{at}/client/{k}"))
             as_trained[k] = up.value.head
         r.same(server.body, r.body(f, f"{at}/server/fc1"))
-        for k in range(r.CLIENTS):
+        for k in r.clients(f):
             r.same(heads[k], r.head(f, f"{at}/heads/fc2.", k))
-        got = scores(f, [Model(server.body, as_trained[k]) for k in range(r.CLIENTS)])
+        got = scores(f, [Model(server.body, as_trained[k]) for k in r.clients(f)])
         close(got, [f[f"{at}/accuracy"], f[f"{at}/loss"]], rtol=1e-5)
     models = []
-    for k in range(r.CLIENTS):
+    for k in r.clients(f):
         down = o.one(method, server, k)
         mine = method.personalise(down, (), r.training(f, k), o.key())
         models.append(Model(server.body, mine))

@@ -37,20 +37,20 @@ RULE = SGD(0.05, 0.9, 5e-4)  # of the record
 
 def test_recorded_rounds() -> None:
     f = r.read("fml")
-    method = methods.build("fml", {"own_weight": 0.6, "shared_weight": 0.3}, r.task(RULE, 2))
     server = r.model(f, "init/global")
-    clients = [state(r.model(f, "init/local", k), RULE) for k in range(r.CLIENTS)]
-    for number in range(replay.count(f, "")):
+    clients = [state(r.model(f, "init/local", k), RULE) for k in r.clients(f)]
+    for number in range(r.count(f)):
         at = f"round{number}"
-        ids, before = replay.below(f, f"{at}/meme"), server
-        close(RULE.lr, f[f"{at}/lr"], rtol=1e-6)
+        ids, before = r.below(f, f"{at}/meme"), server
+        rule = replace(RULE, lr=float(f[f"{at}/lr"]))
+        method = methods.build("fml", {"own_weight": 0.6, "shared_weight": 0.3}, r.task(f, rule, 2))
         server, clients, ups = replay.round_of(method, server, clients, f, ids)
         for k, up in zip(ids, ups, strict=True):
             r.same(tree.add(before, up.value), r.model(f, f"{at}/meme/{k}"))
-        for k in range(r.CLIENTS):
+        for k in r.clients(f):
             r.same(clients[k].value.model, r.model(f, f"{at}/local", k))
         r.same(server, r.model(f, f"{at}/global"))
-    for k in range(r.CLIENTS):
+    for k in r.clients(f):
         down = o.one(method, server, k)
         replay.logits_agree(method, down, clients[k], f, k, "final/logits")
         common = clients[k]._replace(value=Own(server, ()))

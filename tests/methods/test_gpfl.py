@@ -50,19 +50,18 @@ def alike(got: Shared, want: Shared) -> None:
 def test_recorded_rounds(part: str) -> None:
     f = r.read("gpfl")
     magnitude, decay, epochs, lr = f["options"].tolist()
-    task = r.task(SGD(lr, 0.0, 0.0), int(epochs))
-    task = replace(task, training=replace(task.training, drop_last=True))
+    task = r.task(f, SGD(lr, 0.0, 0.0), int(epochs), drop_last=True)
     options: dict[str, Any] = {"preset": "official", "magnitude": magnitude, "decay": decay}
     if part == "global":
         options["inputs_from"] = "received"
     method = methods.build("gpfl", options, task)
     server = Server(shared_of(f, "init"), torch.zeros(()))
     held = server.shared.embedding_Cd if part == "released" else ()
-    clients = [untrained(Own(r.head(f, "init/fc2."), torch.zeros(8), held)) for _ in range(r.CLIENTS)]
-    for number in range(3):
+    clients = [untrained(Own(r.head(f, "init/fc2."), torch.zeros(8), held)) for _ in r.clients(f)]
+    for number in range(r.count(f, part)):
         at = f"{part}/round{number}"
         ids, ups = f[f"{at}/participants"].tolist(), []
-        for k in range(r.CLIENTS):
+        for k in r.clients(f):
             down, data = o.one(method, server, k), r.training(f, k)
             if k not in ids:
                 clients[k] = method.stand_by(down, clients[k], data, o.key()) if method.stand_by else clients[k]

@@ -8,21 +8,18 @@ whole batches.
 
 from __future__ import annotations
 
-from pathlib import Path
-from typing import Any
-
 import numpy as np
 import oracle as o
 import pytest
+import recorded as rec
 import torch
 from oracle import close, data, key, one
-from torch import nn
 
 from idiolect import methods
 from idiolect.core import tree
 from idiolect.core.errors import InputError
-from idiolect.core.method import SGD, Task, Training
-from idiolect.core.network import Model, Network
+from idiolect.core.method import SGD
+from idiolect.core.network import Model
 from idiolect.core.reduction import reduced
 from idiolect.methods import hypcluster as module
 from idiolect.training import row_losses
@@ -105,41 +102,26 @@ def test_no_clusters_is_refused() -> None:
         methods.settle("hypcluster", {"clusters": 0})
 
 
-def make() -> tuple[nn.Module, nn.Module]:
-    return nn.Sequential(nn.Linear(6, 8), nn.LeakyReLU(0.01)), nn.Linear(8, 4)
-
-
-def models_of(f: Any, path: str) -> Model:
-    body, head = ({p: torch.tensor(f[f"{path}fc{i}.{p}"]).double() for p in ("weight", "bias")} for i in (1, 2))
-    return Model({f"0.{p}": w for p, w in body.items()}, head)
-
-
 def test_recorded_rounds() -> None:
-    with np.load(Path(__file__).parent / "parity" / "hypcluster.npz") as f:
-        rule = SGD(lr=0.1, momentum=0, weight_decay=0)
-        task = Task(Network(make, (6,)), 4, 5, Training(2, 7, rule, shuffle=False))
-        method = methods.build("hypcluster", {"clusters": 3}, task)
-        rows = [(f[f"data/{k}/x"].astype(float), f[f"data/{k}/y"]) for k in range(5)]
-        server = module.Server(models_of(f, "init/"))
-        for r in range(3):
-            ids = f[f"round{r}/participants"].tolist()
-            results = [method.local(one(method, server, k), (), data(*rows[k]), key(r, k)) for k in ids]
-            assert [int(info["cluster"]) for _, _, info in results] == f[f"round{r}/cluster"].tolist()
-            server, _ = method.aggregate(
-                server, reduced(method.reduce, tree.stack([up for _, up, _ in results])), torch.tensor(ids)
-            )
-            for got, want in zip(
-                tree.leaves(server.models), tree.leaves(models_of(f, f"round{r}/models/")), strict=True
-            ):
-                close(got, want, **EXACT)
-        for k in range(5):
-            models = [tree.rows(server.models, c) for c in range(3)]
-            losses = [float(row_losses(task, m, data(*rows[k])).mean()) for m in models]
-            close(losses, f["final/train_loss"][k], **EXACT)
-            down = one(method, server, k)
-            client = method.personalise(down, (), data(*rows[k]), key())
-            for got, want in zip(tree.leaves(client), tree.leaves(models[f["final/cluster"][k]]), strict=True):
-                assert torch.equal(got, want)
-            logp = method.predict(down, client, torch.tensor(f[f"data/{k}/x_test"]).double())
-            accuracy = (logp.argmax(1).numpy() == f[f"data/{k}/y_test"]).mean()
-            close(accuracy, f["final/accuracy"][k], rtol=1e-6)
+    f = rec.read("hypcluster")
+    clusters = range(len(f["init/fc1.weight"]))
+    task = rec.task(f, SGD(lr=0.1, momentum=0, weight_decay=0), 2, 0.01)
+    method = methods.build("hypcluster", {"clusters": len(clusters)}, task)
+    server = module.Server(rec.model(f, "init"))
+    for r in range(rec.count(f)):
+        ids = f[f"round{r}/participants"].tolist()
+        results = [method.local(one(method, server, k), (), rec.training(f, k), key(r, k)) for k in ids]
+        assert [int(info["cluster"]) for _, _, info in results] == f[f"round{r}/cluster"].tolist()
+        ups = tree.stack([up for _, up, _ in results])
+        server, _ = method.aggregate(server, reduced(method.reduce, ups), torch.tensor(ids))
+        rec.same(server.models, rec.model(f, f"round{r}/models"))
+    for k in rec.clients(f):
+        models, rows = [tree.rows(server.models, c) for c in clusters], rec.training(f, k)
+        close([float(row_losses(task, m, rows).mean()) for m in models], f["final/train_loss"][k], **EXACT)
+        down = one(method, server, k)
+        client = method.personalise(down, (), rows, key())
+        for got, want in zip(tree.leaves(client), tree.leaves(models[f["final/cluster"][k]]), strict=True):
+            assert torch.equal(got, want)
+        x, y = rec.rows(f, k, "_test")
+        right = method.predict(down, client, torch.tensor(x)).argmax(1).numpy() == y
+        close(right.mean(), f["final/accuracy"][k], rtol=1e-6)

@@ -47,24 +47,23 @@ def test_recorded_rounds(form: str) -> None:
     rule = SGD(*(float(f[f"options/{name}"]) for name in ("lr", "momentum", "weight_decay")))
     wide = f[f"{form}/init/global/l2.bias"].size if form == "head" else 0
     options = {"mu": float(f["options/mu"]), "temperature": float(f["options/temperature"]), "projection": wide}
-    method = methods.build("moon", options, r.task(rule, int(f["options/epochs"])))
-    assert f["options/previous_models"] == 1
+    method = methods.build("moon", options, r.task(f, rule, int(f["options/epochs"])))
     server = model(f, f"{form}/init/global")
-    clients = [model(f, f"{form}/init/clients", k) for k in range(r.CLIENTS)]
-    for number in range(3):
+    clients = [model(f, f"{form}/init/clients", k) for k in r.clients(f)]
+    for number in range(r.count(f, form)):
         at, ups = f"{form}/round{number}", []
         old = f[f"{form}/round{number - 1}/clients/fc1.weight" if number else f"{form}/init/clients/fc1.weight"]
-        ids = np.flatnonzero((f[f"{at}/clients/fc1.weight"] != old).any((1, 2))).tolist()
+        ids = r.changed(f[f"{at}/clients/fc1.weight"], old)
         for k in ids:
             before = clients[k] if number else server  # a contrast without a gradient
             clients[k], up, _ = method.local(o.one(method, server, k), before, r.training(f, k), o.key(k))
             ups.append(up)
-        for k in range(r.CLIENTS):
+        for k in r.clients(f):
             r.same(clients[k], model(f, f"{at}/clients", k))
         server, _ = method.aggregate(server, reduced(method.reduce, tree.stack(ups)), torch.tensor(ids))
         r.same(server, model(f, f"{at}/global"))
     right = []
-    for k in range(r.CLIENTS):
+    for k in r.clients(f):
         r.same(clients[k], model(f, f"{form}/final/previous", k))
         x, y = r.rows(f, k, "_test")
         logp = method.predict(o.one(method, server, k), clients[k], torch.tensor(x)).numpy()
@@ -181,7 +180,7 @@ def test_the_first_round_is_fedavg_s_because_all_start_alike() -> None:
 
 @pytest.mark.parametrize("dead", ["server", "before", "both"])
 def test_features_that_are_all_zero_are_no_nan(dead: str) -> None:
-    method = methods.build("moon", {}, r.task(SGD(0.05), 2))
+    method = methods.build("moon", {}, r.task(r.read("moon"), SGD(0.05), 2))
     zero = r.Model({"0.weight": torch.zeros(8, 6), "0.bias": -torch.ones(8)}, method.init_server(o.key()).head)
     server, before = method.init_server(o.key()), method.init_server(o.key("other"))
     server, before = zero if dead != "before" else server, zero if dead != "server" else before

@@ -19,20 +19,21 @@ must be equal.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
-from pathlib import Path
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
 import pytest
+import recorded as rec
 import torch
-from oracle import close, data, held_out_risk, key, one, prior
+from oracle import close, held_out_risk, key, one, prior
 from scipy.optimize import minimize_scalar
 from sklearn.model_selection import StratifiedKFold
 from torch import Tensor, nn
 
 from idiolect import methods
 from idiolect.core import keys, tree
-from idiolect.core.method import SGD, Method, Task, Training
+from idiolect.core.method import SGD, Method
 from idiolect.core.network import Network
 from idiolect.core.reduction import reduced
 from idiolect.methods import fedcr, fedpac, pfedfda
@@ -40,37 +41,24 @@ from idiolect.statistics import covariance
 
 EXACT = {"rtol": 0, "atol": 1e-5}
 NEAR = 2e-3  # of the recorded betas: those inside (0, 1) are 2e-4 to 1.2e-3 off, those at 1 are equal
-Files = dict[str, np.ndarray]
-
-
-def read(name: str) -> Files:
-    with np.load(Path(__file__).parent / "parity" / f"{name}.npz") as file:
-        return {k: file[k].astype(np.float64) if file[k].dtype == np.float32 else file[k] for k in file}
-
-
-def make() -> tuple[nn.Module, nn.Module]:
-    return nn.Sequential(nn.Linear(6, 8), nn.LeakyReLU(0.01)), nn.Linear(8, 4)
 
 
 def make_fedcr() -> tuple[nn.Module, nn.Module]:
     return nn.Identity(), nn.Linear(6, 4)
 
 
-def build(name: str, clients: int, make: Callable[..., Any], rule: SGD, **options: Any) -> Method:
-    task = Task(Network(make, (6,)), 4, clients, Training(2, 7, rule, shuffle=False))
+def build(name: str, f: rec.Files, rule: SGD, network: Network | None = None, **options: Any) -> Method:
+    task = rec.task(f, rule, 2, 0.01)
+    task = replace(task, network=network or task.network)
     return methods.build(name, {"preset": "official", **options}, task)
 
 
-def rows(f: Files, client: int, part: str = "") -> tuple[np.ndarray, np.ndarray]:
-    return f[f"data/{client}/x{part}"], f[f"data/{client}/y{part}"].astype(np.int64)
-
-
-def layer(f: Files, path: str, prefix: str = "") -> dict[str, Tensor]:
+def layer(f: rec.Files, path: str, prefix: str = "") -> dict[str, Tensor]:
     return {f"{prefix}{p}": torch.tensor(f[f"{path}.{p}"]) for p in ("weight", "bias")}
 
 
 def test_fedpac(monkeypatch: pytest.MonkeyPatch) -> None:
-    f = read("fedpac")
+    f = rec.read("fedpac")
     solved: list[np.ndarray] = []
 
     def solve(h: np.ndarray, variance: np.ndarray, **how: float) -> Any:
@@ -80,14 +68,14 @@ def test_fedpac(monkeypatch: pytest.MonkeyPatch) -> None:
 
     real = fedpac.combination_weights
     monkeypatch.setattr(fedpac, "combination_weights", solve)
-    method = build("fedpac", 5, make, SGD(0.05, 0.5, 5e-4))
+    method = build("fedpac", f, SGD(0.05, 0.5, 5e-4))
     head = layer(f, "init/fc2")
-    heads = tree.map(lambda w: w.expand(5, *w.shape).clone(), head)
+    heads = tree.map(lambda w: w.expand(len(rec.clients(f)), *w.shape).clone(), head)
     server = fedpac.Server(layer(f, "init/fc1", "0."), heads, head, torch.zeros(4, 8), torch.zeros(4))
-    for r in range(3):
-        ups = [method.local(one(method, server, k), (), data(*rows(f, k)), key(r, k))[1] for k in range(5)]
+    for r in range(rec.count(f)):
+        ups = [method.local(one(method, server, k), (), rec.training(f, k), key(r, k))[1] for k in rec.clients(f)]
         up = tree.stack(ups)
-        server, info = method.aggregate(server, reduced(method.reduce, up), torch.arange(5))
+        server, info = method.aggregate(server, reduced(method.reduce, up), torch.tensor(rec.clients(f)))
         at = f"round{r}/"
         close(up.value.h_Cd, f[at + "h"], **EXACT)
         close(up.value.variance, f[at + "V_over_n"], **EXACT)
@@ -130,8 +118,8 @@ class Searches:
 
 
 def test_pfedfda(monkeypatch: pytest.MonkeyPatch) -> None:
-    f = read("pfedfda")
-    searches = Searches(np.concatenate([f[f"round{r}/beta"] for r in range(3)] + [f["final/beta"]]))
+    f = rec.read("pfedfda")
+    searches = Searches(np.concatenate([f[f"round{r}/beta"] for r in range(rec.count(f))] + [f["final/beta"]]))
     unmixed: list[Any] = []
     mixed: list[Any] = []
 
@@ -144,33 +132,33 @@ def test_pfedfda(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(pfedfda, "search", searches)
     monkeypatch.setattr(pfedfda, "stratified_folds", folds)
     monkeypatch.setattr(pfedfda, "interpolate", interpolate)
-    method = build("pfedfda", 5, make, SGD(0.05, 0.5, 5e-4))
+    method = build("pfedfda", f, SGD(0.05, 0.5, 5e-4))
     start = covariance.pack(torch.tensor(f["init/covariance"]))
     server = pfedfda.Shared(layer(f, "init/fc1", "0."), torch.tensor(f["init/means"]), start)
-    for r in range(3):
+    for r in range(rec.count(f)):
         at, ups = f"round{r}/", []
-        for k in range(5):
-            searches.labels = rows(f, k)[1]
-            ups.append(method.local(one(method, server, k), (), data(*rows(f, k)), key(r, k))[1])
+        for k in rec.clients(f):
+            searches.labels = rec.rows(f, k)[1]
+            ups.append(method.local(one(method, server, k), (), rec.training(f, k), key(r, k))[1])
             close(unmixed[-1].mean_Cd, f[at + "local_means"][k], **EXACT)
             close(unmixed[-1].cov_dd, f[at + "local_covariance"][k], **EXACT)
-        server, _ = method.aggregate(server, reduced(method.reduce, tree.stack(ups)), torch.arange(5))
+        server, _ = method.aggregate(server, reduced(method.reduce, tree.stack(ups)), torch.tensor(rec.clients(f)))
         close(server.mean_Cd, f[at + "means"], **EXACT)
         close(covariance.unpack(server.cov, 8), f[at + "covariance"], **EXACT)
         for part in ("weight", "bias"):
             close(server.body[f"0.{part}"], f[f"{at}body/fc1.{part}"], **EXACT)
 
     accuracy = []
-    for k in range(5):
-        searches.labels = rows(f, k)[1]
+    for k in rec.clients(f):
+        searches.labels = rec.rows(f, k)[1]
         down = one(method, server, k)
-        client = method.personalise(down, (), data(*rows(f, k)), key(k))
+        client = method.personalise(down, (), rec.training(f, k), key(k))
         close(mixed[-1].mean_Cd, f["final/means"][k], **EXACT)
         close(mixed[-1].cov_dd, f["final/covariance"][k], **EXACT)
-        x, y = rows(f, k, "_test")
+        x, y = rec.rows(f, k, "_test")
         accuracy.append(100 * (method.predict(down, client, torch.tensor(x)).argmax(1).numpy() == y).mean())
     close(accuracy, f["final/accuracy"], rtol=1e-6)
-    weight = [len(rows(f, k, "_test")[1]) for k in range(5)]
+    weight = [len(rec.rows(f, k, "_test")[1]) for k in rec.clients(f)]
     close(np.average(accuracy, weights=weight), f["final/weighted_accuracy"], rtol=1e-6)
 
     assert next(searches.recorded, None) is None, "a recorded search was not made"
@@ -182,11 +170,11 @@ def test_pfedfda(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def test_fedcr(monkeypatch: pytest.MonkeyPatch) -> None:
-    f = read("fedcr")
-    method = build("fedcr", 4, make_fedcr, SGD(), latent=5, beta=5e-3, samples=3, lr=0.05)
+    f = rec.read("fedcr")
+    method = build("fedcr", f, SGD(), Network(make_fedcr, (6,)), latent=5, beta=5e-3, samples=3, lr=0.05)
     server = fedcr.Server(fedcr.Encoder({}, layer(f, "init/fc3")), torch.zeros(4, 5), torch.ones(4, 5))
-    clients = [fedcr.Client(layer(f, "init/fc4"), ()) for _ in range(4)]
-    for r in range(3):
+    clients = [fedcr.Client(layer(f, "init/fc4"), ()) for _ in rec.clients(f)]
+    for r in range(rec.count(f)):
         at, ups = f"round{r}/", []
         ids = f[at + "participants"].astype(int).tolist()
         for k in ids:
@@ -197,11 +185,11 @@ def test_fedcr(monkeypatch: pytest.MonkeyPatch) -> None:
 
             with monkeypatch.context() as patch:
                 patch.setattr(keys, "normal", recorded)
-                clients[k], up, _ = method.local(one(method, server, k), clients[k], data(*rows(f, k)), key(r, k))
+                clients[k], up, _ = method.local(one(method, server, k), clients[k], rec.training(f, k), key(r, k))
             assert next(noise_S, None) is None, "a step without its noise"
             ups.append(up)
             precision, weighted = (a.numpy() for a in up.value.experts)
-            has = np.isin(np.arange(4), rows(f, k)[1])
+            has = np.isin(np.arange(4), rec.rows(f, k)[1])
             who = f"{at}client/{k}/"
             close(weighted[has] / precision[has], f[who + "class_mean"][has], **EXACT)
             close(precision[has] ** -0.5, f[who + "class_std"][has], **EXACT)

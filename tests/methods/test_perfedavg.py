@@ -21,7 +21,7 @@ from scipy.special import log_softmax
 from idiolect import methods
 from idiolect.core import tree
 from idiolect.core.errors import InputError
-from idiolect.core.method import SGD, Method, Task, Training, Up
+from idiolect.core.method import SGD, Method, Task, Up
 from idiolect.core.reduction import reduced
 from idiolect.core.schedules import Step
 from idiolect.methods import perfedavg
@@ -36,8 +36,8 @@ BATCH = 4  # of the records of FL-bench
 # --- recorded rounds --------------------------------------------------------------------------------------------------
 
 
-def task(rate: float, size: int, epochs: int = 1) -> Task:
-    return Task(r.task(SGD(), 1).network, 4, r.CLIENTS, Training(epochs, size, SGD(rate, 0.0, 0.0), shuffle=False))
+def task(f: r.Files, rate: float, size: int) -> Task:
+    return r.task(f, SGD(rate, 0.0, 0.0), 1, batch_size=size)
 
 
 def options_of(f: r.Files, *names: str) -> list[Any]:
@@ -59,7 +59,7 @@ class Replay:
 
 def tuned(f: r.Files, method: Method, server: Any, form: str, *, single: bool = True) -> None:
     """The personal models; without ``single``, a last mini-batch of one row is left out."""
-    for k in range(r.CLIENTS):
+    for k in r.clients(f):
         x, y = r.rows(f, k)
         keep = len(y) if single or len(y) % BATCH != 1 else len(y) - 1
         down = o.one(method, server, k)
@@ -76,18 +76,19 @@ def test_recorded_rounds(form: str, hessian: str, monkeypatch: pytest.MonkeyPatc
     how = {"alpha": alpha, "beta": beta, "hessian": hessian, "delta": delta, "tuning_epochs": tuning_epochs}
     server, replay = r.model(f, "init"), Replay(monkeypatch)
     rows = "hf" if form == "exact" else form
-    for number in range(3):
-        ids = [k for k in range(r.CLIENTS) if f"{rows}/round{number}/rows/{k}" in f]
+    for number in range(r.count(f, form)):
+        ids = [k for k in r.clients(f) if f"{rows}/round{number}/rows/{k}" in f]
         ups = []
         for place, k in enumerate(ids):
             replay.rows = f[f"{rows}/round{number}/rows/{k}"]
-            method = methods.build("perfedavg", how | {"steps": len(replay.rows)}, task(0.3, BATCH))  # 0.3 is not used
+            steps = {"steps": len(replay.rows)}
+            method = methods.build("perfedavg", how | steps, task(f, 0.3, BATCH))  # 0.3 is not used
             ups.append(method.local(o.one(method, server, k), (), r.training(f, k), o.key(k))[1])
             r.same(tree.add(server, ups[-1].value), r.model(f, f"{form}/round{number}/clients", place))
         server, _ = method.aggregate(server, reduced(method.reduce, tree.stack(ups)), torch.tensor(ids))
         r.same(server, r.model(f, f"{form}/round{number}/server"))
     if form != "exact":
-        tuned(f, methods.build("perfedavg", how, task(0.3, BATCH)), server, form, single=False)
+        tuned(f, methods.build("perfedavg", how, task(f, 0.3, BATCH)), server, form, single=False)
 
 
 def test_recorded_rounds_of_pfllib(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -98,21 +99,21 @@ def test_recorded_rounds_of_pfllib(monkeypatch: pytest.MonkeyPatch) -> None:
     server, replay, right = r.model(f, "init"), Replay(monkeypatch), []
 
     def test_accuracy() -> float:
-        method, hits = methods.build("perfedavg", how, task(rate, 7)), []
-        for k in range(r.CLIENTS):
+        method, hits = methods.build("perfedavg", how, task(f, rate, 7)), []
+        for k in r.clients(f):
             down, (x, y) = o.one(method, server, k), r.rows(f, k, "_test")
             mine = method.personalise(down, (), r.training(f, k), o.key(k))
             hits.extend(method.predict(down, mine, torch.tensor(x)).argmax(1).numpy() == y)
         return float(np.mean(hits))
 
-    for number, ids in enumerate(r.ROUNDS):
+    for number, ids in enumerate(r.drawn(f, "pfllib")):
         right.append(test_accuracy())
         ups = []
         for place, k in enumerate(ids):
             n = len(f[f"data/{k}/y"])
             replay.rows = [np.arange(at, at + 14).reshape(2, 7) for at in range(0, n - 13, 14)] * (2 * epochs)
             if replay.rows:
-                method = methods.build("perfedavg", how | {"steps": len(replay.rows)}, task(rate, 7))
+                method = methods.build("perfedavg", how | {"steps": len(replay.rows)}, task(f, rate, 7))
                 up = method.local(o.one(method, server, k), (), r.training(f, k), o.key(k))[1]
             else:
                 up = Up(tree.zeros(server), torch.tensor(float(n)))
@@ -121,7 +122,7 @@ def test_recorded_rounds_of_pfllib(monkeypatch: pytest.MonkeyPatch) -> None:
         server, _ = method.aggregate(server, reduced(method.reduce, tree.stack(ups)), torch.tensor(ids))
         r.same(server, r.model(f, f"pfllib/round{number}/server"))
     close([*right, test_accuracy()], f["pfllib/test_accuracy"], **r.EXACT)
-    tuned(f, methods.build("perfedavg", how, task(rate, 7)), server, "pfllib")
+    tuned(f, methods.build("perfedavg", how, task(f, rate, 7)), server, "pfllib")
 
 
 # --- rounds by hand ---------------------------------------------------------------------------------------------------

@@ -7,19 +7,18 @@ plan like that stands for the method's; a step of the file is a round of one par
 
 from __future__ import annotations
 
-from pathlib import Path
 from typing import Any
 
 import numpy as np
 import oracle as o
 import pytest
+import recorded as rec
 import torch
 from oracle import close
-from torch import nn
 
 from idiolect import methods
 from idiolect.core import tree
-from idiolect.core.method import Task, Training
+from idiolect.core.method import SGD, Task
 from idiolect.core.network import Model, Network
 from idiolect.core.reduction import reduced
 from idiolect.methods import pfedhn
@@ -41,15 +40,10 @@ NEW = 1000
 # --- the released code's rounds ---------------------------------------------------------------------------------------
 
 
-def make() -> tuple[nn.Module, nn.Module]:
-    return nn.Sequential(nn.Linear(6, 8), nn.LeakyReLU(0.01)), nn.Linear(8, 4)
-
-
 def test_released_code(monkeypatch: pytest.MonkeyPatch) -> None:
-    with np.load(Path(__file__).parent / "parity" / "pfedhn.npz") as file:
-        f = {k: file[k].astype(np.float64) if file[k].dtype == np.float32 else file[k] for k in file}
-    n = [len(f[f"data/{k}/y"]) for k in range(5)]
-    cursor = [0] * 5
+    f = rec.read("pfedhn")
+    n = [len(f[f"data/{k}/y"]) for k in rec.clients(f)]
+    cursor = [0 for _ in n]
     who = 0
 
     def recorded(*_: Any, steps: int, **__: Any) -> list[Batch]:
@@ -61,7 +55,7 @@ def test_released_code(monkeypatch: pytest.MonkeyPatch) -> None:
         return plan
 
     monkeypatch.setattr(pfedhn, "batches", recorded)
-    task = Task(Network(make, (6,)), 4, 5, Training(2, 7, shuffle=False))
+    task = rec.task(f, SGD(), 2, 0.01)
     options = {"hidden": 5, "steps": 4, "lr": 0.05, "momentum": 0.9, "weight_decay": 5e-3, "server_lr": 0.05}
     method = methods.build("pfedhn", {"preset": "official", **options}, task)
 
@@ -94,14 +88,14 @@ def test_released_code(monkeypatch: pytest.MonkeyPatch) -> None:
         server, _ = method.aggregate(server, reduced(method.reduce, tree.stack([up])), torch.tensor([who]))
         tree.map(lambda got, want: close(got, want, **EXACT), server.hyper, hyper(at))
         losses, right = [], 0
-        for k in range(5):
+        for k in rec.clients(f):
             x, y = f[f"data/{k}/x_test"], f[f"data/{k}/y_test"]
             client = method.personalise(o.one(method, server, k), trained(()), o.data(*rows), o.key())
             logp = method.predict(o.one(method, server, k), client, torch.tensor(x)).numpy()
             losses.append(-logp[np.arange(len(y)), y].mean())
             right += (logp.argmax(1) == y).sum()
         close(np.mean(losses), f[f"{at}/test_loss"], **EXACT)
-        assert right / (5 * 12) == pytest.approx(float(f[f"{at}/test_accuracy"]), abs=1e-6)
+        assert right / rec.test_rows(f) == pytest.approx(float(f[f"{at}/test_accuracy"]), abs=1e-6)
 
 
 # --- rounds by hand ---------------------------------------------------------------------------------------------------
@@ -365,7 +359,7 @@ def test_a_newcomer_gets_what_the_mean_embedding_generates() -> None:
 @pytest.mark.parametrize(("clients", "e"), [(50, 13), (10, 3), (3, 1)])
 def test_sizes(clients: int, e: int) -> None:
     """e = int(1 + K / 4), four linear layers of 100, and a head for every tensor of the target."""
-    task = Task(Network(make, (6,)), 4, clients)
+    task = Task(Network(rec.make, (6,)), 4, clients)
     hyper = methods.build("pfedhn", {}, task).init_server(o.key()).hyper
     assert hyper.embedding_Ke.shape == (clients, e)
     assert [tuple(layer.weight.shape) for layer in hyper.layers] == [(100, e)] + [(100, 100)] * 3

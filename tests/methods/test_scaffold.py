@@ -30,11 +30,12 @@ TEST = np.random.default_rng(5).normal(size=(7, o.INPUTS))
 
 def test_recorded_rounds() -> None:
     f = r.read("scaffold")
-    method = methods.build("scaffold", {"server_lr": 0.8}, r.task(SGD(0.05, 0.5, 0.0), 2))  # 0.5 does not hold here
+    method = methods.build("scaffold", {"server_lr": 0.8}, r.task(f, SGD(0.05, 0.5, 0.0), 2))  # 0.5 does not hold here
     server = Server(r.model(f, "init"), tree.zeros(r.model(f, "init")))
-    clients = [method.init_client(o.key(), torch.tensor(0)) for _ in range(5)]
-    for number, ids in enumerate(r.ROUNDS):
+    clients = [method.init_client(o.key(), torch.tensor(0)) for _ in r.clients(f)]
+    for number in range(r.count(f)):
         at, ups, before = f"round{number}", [], list(clients)
+        ids = r.below(f, f"{at}/client")
         for k in ids:
             clients[k], up, _ = method.local(o.one(method, server, k), before[k], r.training(f, k), o.key(k))
             r.same(tree.add(server.model, up.value.model), r.model(f, f"{at}/client/{k}"))
@@ -42,7 +43,7 @@ def test_recorded_rounds() -> None:
         server, _ = method.aggregate(server, reduced(method.reduce, tree.stack(ups)), torch.tensor(ids))
         r.same(server.model, r.model(f, at))
         r.same(server.control, r.model(f, f"{at}/c"))
-        for k in range(5):
+        for k in r.clients(f):
             r.same(clients[k], r.model(f, f"{at}/c_clients", k))
 
 
