@@ -35,7 +35,7 @@ from idiolect.runs.checkpoint import save
 from idiolect.simulation import Job, Record, State, begin, fit
 from idiolect.simulation.client_store import InMemory, OnDisk
 from idiolect.simulation.records import of_server
-from idiolect.simulation.rounds import participants
+from idiolect.simulation.sampling import participants
 from idiolect.statistics.head_combination import combination_weights
 
 MANY, DRAWN = 10**6, 10**4

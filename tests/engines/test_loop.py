@@ -35,7 +35,7 @@ from idiolect.engines.processes import pool
 from idiolect.simulation import Engine, Job, Record, State, begin, fit
 from idiolect.simulation.client_runner import ClientRunner
 from idiolect.simulation.client_store import InMemory
-from idiolect.simulation.rounds import participants
+from idiolect.simulation.sampling import participants
 from idiolect.training import Preprocessing
 
 ENGINES = {"sequential": Sequential, "processes": partial(Processes, 1)}

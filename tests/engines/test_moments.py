@@ -27,7 +27,7 @@ from idiolect.engines import Processes, Sequential
 from idiolect.engines.vectorised import Vectorised
 from idiolect.simulation import Engine, Job, Record, State, fit
 from idiolect.simulation.measures import calibration_error
-from idiolect.simulation.rounds import participants
+from idiolect.simulation.sampling import participants
 
 ROUNDS, SEED = 3, 5
 NAMES = ("fedavg_ft", "fedper", "fedpac", "pfedfda", "ditto")

@@ -118,6 +118,14 @@ def test_sites_know_the_round_and_the_last_one(schedule: str, files: Files, tmp_
     assert not np.allclose(found.records["value"], constant["value"]), "the schedule changes nothing"
 
 
+def test_a_method_whose_sites_must_all_be_asked_is_refused_before_another_trains(files: Files, tmp_path: Path) -> None:
+    study(tmp_path, "fedavg, fedah", rounds=1, participation=0.6)
+    link = Loop(workers(tmp_path / "states", files))
+    with pytest.raises(InputError, match=r"method fedah cannot run at sites with participation 0\.6"):
+        _run(tmp_path, link)
+    assert "local" not in {message.about["kind"] for _, message in link.received}
+
+
 @pytest.mark.parametrize(
     ("methods", "stays"),
     [("fedper", "head"), ("'fedavg:personal=head'", "head"), ("'fedprox:personal=*bias'", "bias")],

@@ -236,6 +236,17 @@ def test_a_setting_is_named_as_it_is_written(name: str, is_command: bool, writte
     )
 
 
+@pytest.mark.parametrize(
+    ("more", "said"),
+    [({"participation": 0.4}, "a round has 2 of 5 clients"), ({"protocol": "also=trained"}, "stage trained")],
+)
+def test_a_run_that_cannot_be_summed_writes_nothing(more: dict[str, Any], said: str, tmp_path: Path) -> None:
+    study = idl.Study(clients=5, rounds=1, methods="fedavg", secure_aggregation=True, **more)
+    with pytest.raises(InputError, match=said):
+        idl.run(study, tmp_path / "run", engine="sequential")
+    assert not (tmp_path / "run").exists()
+
+
 def test_a_policy_can_insist(kit: Path, made: Made, tmp_path: Path) -> None:
     study(tmp_path, rounds=1)
     with pytest.raises(RunError, match="uploads must be under masks here"):

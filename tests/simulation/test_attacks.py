@@ -17,8 +17,10 @@ sys.path.insert(0, str(Path(__file__).parents[1] / "contract"))  # toy
 import toy
 
 import idiolect as idl
+from idiolect import methods
 from idiolect.core import keys, tree
 from idiolect.core.errors import Diverged, InputError
+from idiolect.core.evaluation_protocol import Protocol
 from idiolect.core.option_spec import Spec
 from idiolect.engines import Sequential
 from idiolect.simulation import Job, Record, fit
@@ -98,10 +100,10 @@ def _job(**how: Any) -> Job:
     return Job("fedavg", partial(toy.builder("fedavg"), toy.task()), toy.shared(), 3, **how)
 
 
-def _run(job: Job, engine: Any) -> tuple[list[torch.Tensor], list[Record]]:
+def _run(job: Job, engine: Any, **how: Any) -> tuple[list[torch.Tensor], list[Record]]:
     records: list[Record] = []
     with engine as e:
-        end = fit(job, e, rounds=1, on_round=lambda s, new, t: records.extend(new))
+        end = fit(job, e, rounds=1, on_round=lambda s, new, t: records.extend(new), **how)
     return tree.leaves(end.server), records
 
 
@@ -128,6 +130,15 @@ def test_nan_ends_a_run_without_a_defence_and_is_refused_with_one() -> None:
     assert all(bool(a.isfinite().all()) for a in got)
     with pytest.raises(Diverged, match="round 1, uploads: none is finite"):
         _run(_job(attacks=(Attackers(frozenset(range(6)), NotANumber()),), robust=NormBound()), Sequential())
+
+
+def test_who_sends_nan_has_no_model_after_its_training() -> None:
+    """Of its upload alone there is no model; the other clients have theirs."""
+    build = partial(methods.build, "fedavg", {}, toy.task())
+    job = _job(attacks=(Attackers(frozenset({4}), NotANumber()),), robust=NormBound())._replace(build=build)
+    _, records = _run(job, Sequential(), protocol=Protocol(also=("trained",)))
+    for stage, clients in (("personalised", {0, 1, 2, 3, 4, 5}), ("trained", {0, 1, 2, 3, 5})):
+        assert {r.client for r in records if (r.stage, r.metric) == (stage, "accuracy")} == clients
 
 
 def test_a_study_with_attackers_shows_the_honest_clients(tmp_path: Path) -> None:

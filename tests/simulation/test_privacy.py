@@ -121,17 +121,19 @@ def _run(job: Job, engine: Any, rounds: int = 3, **how: Any) -> tuple[State, lis
         return fit(job, e, rounds=rounds, on_round=lambda s, new, t: records.extend(new), **how), records
 
 
-def test_epsilon_is_recorded_in_every_round_and_after_a_resume() -> None:
-    end, records = _run(_job(), Sequential(), participation=0.4)
+@pytest.mark.parametrize(("method", "shares"), [("fedavg", (0.4, 0.4, 0.4)), ("feddbe", (1.0, 0.4, 0.4))])
+def test_epsilon_is_recorded_in_every_round_and_after_a_resume(method: str, shares: tuple[float, ...]) -> None:
+    """All clients take part in the first round of FedDBE."""
+    end, records = _run(_job(method), Sequential(), participation=0.4)
     spent = {r.round: r.value for r in records if r.metric == "epsilon"}
     ledger = Ledger(GaussianMechanism(norm=0.1, noise_multiplier=1.0, delta=0.01))
-    for number in (1, 2, 3):
-        ledger.add(0.4)
+    for number, share in enumerate(shares, 1):
+        ledger.add(share)
         assert spent[number] == pytest.approx(ledger.epsilon)
-    half, _ = _run(_job(), Sequential(), 2, participation=0.4)
-    other, _ = _run(_job(secret=2**62 + 1), Sequential(), 2, participation=0.4)
+    half, _ = _run(_job(method), Sequential(), 2, participation=0.4)
+    other, _ = _run(_job(method, secret=2**62 + 1), Sequential(), 2, participation=0.4)
     assert not torch.equal(tree.leaves(half.server)[0], tree.leaves(other.server)[0]), "the noise is of another seed"
-    more, again = _run(_job(), Sequential(), 3, participation=0.4, state=half)
+    more, again = _run(_job(method), Sequential(), 3, participation=0.4, state=half)
     assert {r.value for r in again if r.metric == "epsilon"} == {spent[3]}
     assert torch.equal(tree.leaves(more.server)[0], tree.leaves(end.server)[0])
 

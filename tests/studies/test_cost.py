@@ -10,7 +10,7 @@ import pytest
 
 import idiolect as idl
 from idiolect.core.errors import as_options
-from idiolect.simulation.rounds import participants
+from idiolect.simulation.sampling import participants
 from idiolect.studies import Study, cost
 from idiolect.studies.cost import evaluation_warning, turns
 from idiolect.studies.progress import Watcher

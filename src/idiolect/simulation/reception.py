@@ -145,14 +145,17 @@ def reduce(job: Job, number: int, reduction: Reduction, sums: Sums, up_m: Up | N
 class Spending:
     """Epsilon after each round of a job with privacy; without, nothing."""
 
-    def __init__(self, job: Job, share: float, rounds: int) -> None:
+    def __init__(self, job: Job) -> None:
         self._ledger = None if job.privacy is None else Ledger(job.privacy)
+
+    def add(self, share: float) -> None:
+        """A round that was, in which each client took part with this probability."""
         if self._ledger is not None:
-            self._ledger.add(share, rounds)
+            self._ledger.add(share)
 
     def after(self, share: float, sums: Sums) -> float | None:
         """Epsilon after one more round; None if the method sends nothing or there is no privacy."""
         if self._ledger is None or not sums.value:
             return None
-        self._ledger.add(share)
+        self.add(share)
         return self._ledger.epsilon

@@ -22,6 +22,7 @@ from torch import Tensor
 from idiolect.core import option_spec, tree
 from idiolect.core.option_spec import Spec
 from idiolect.core.tree import Tree
+from idiolect.simulation.uploads import parts
 
 # m participants
 
@@ -118,10 +119,8 @@ class NormBound:
     def __call__(self, value: Tree, present: Present) -> tuple[Tree, Tensor]:
         """The values of all clients after the rule."""
         flat, build = tree.flatten(value)
-        part_of = [path.partition("/")[0] for path in tree.named(value)]
         least_m = torch.ones(len(flat[0]), dtype=torch.float64)
-        for part in dict.fromkeys(part_of):
-            leaves = [k for k, name in enumerate(part_of) if name == part]
+        for leaves in parts(value):
             square_m = sum(flat[k].double().reshape(len(least_m), -1).square().sum(1) for k in leaves)
             norm_m = torch.as_tensor(square_m).sqrt()
             largest = self.multiple * norm_m.quantile(0.5)

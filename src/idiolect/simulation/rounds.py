@@ -21,6 +21,7 @@ from idiolect.simulation.adding import Places, adds, tally_of_sums, tally_of_upl
 from idiolect.simulation.client_runner import EvaluationResult, Job, LocalResult, Phase, Stop, Watch
 from idiolect.simulation.client_store import LazyStates, store
 from idiolect.simulation.interfaces import Engine, Keep, Record, State, TrainingJob
+from idiolect.simulation.sampling import participants, share_of
 
 _USUAL = Protocol()
 _FEATURE_CLIENTS = 4  # clients whose representations are recorded
@@ -38,25 +39,6 @@ def first_state(method: Method, seed: int, client: int) -> Tree:
     """A client's state before its first round."""
     id = client if method.own_start else 0
     return tree.copy(method.init_client(keys.start(seed), torch.tensor(id)))
-
-
-def participants(seed: int, round: int, clients: int, participation: float, independent: bool = False) -> list[int]:
-    """The clients of a round, ascending: a uniform draw of round(participation * clients), at least one.
-
-    ``independent``: each client with probability ``participation``, whatever the others do; there may be none.
-    """
-    if independent:
-        uniform_K = keys.generator(seed, round, "participation").random(clients)
-        return [i for i in range(clients) if uniform_K[i] < participation]
-    sample = keys.generator(seed, round, "participation").choice(
-        clients, share_of(clients, participation), replace=False
-    )
-    return sorted(sample.tolist())
-
-
-def share_of(clients: int, participation: float) -> int:
-    """How many clients take part in a round: the share rounded, halves up, at least one."""
-    return max(1, int(participation * clients + 0.5))
 
 
 def fit(
@@ -151,20 +133,26 @@ def fit_jobs(
     """
     runs, first = list[_Run](), jobs[0].job
     reception.check_sums(first, protocol, share_of(first.data.trained, participation))
-    spending = reception.Spending(first, participation, jobs[0].state.round)
+    spending = reception.Spending(first)
     try:
         for training in jobs:
             watch = _watch(training.job, protocol, rounds, participation)
             job = training.job._replace(watch=watch, keeps=rounds if training.keep else None, rounds=rounds)
             runs.append(_Run(training._replace(job=job), engine, stop, spending))
         trainer, left = runs[0], list(runs)
+
+        def share(number: int) -> float:
+            everybody = (protocol.full_last_round and number == rounds) or number in trainer.method.full_rounds
+            return 1.0 if everybody else participation
+
+        for number in range(1, trainer.state.round + 1):
+            spending.add(share(number))
         end = rounds if until is None else min(until, rounds)
         for number in range(trainer.state.round + 1, end + 1):
             evaluating = number % evaluate_every == 0 or number == end
-            everybody = (protocol.full_last_round and number == rounds) or number in trainer.method.full_rounds
             trainer.start()
             try:
-                outcome = trainer.round(number, 1.0 if everybody else participation, evaluating)
+                outcome = trainer.round(number, share(number), evaluating)
             except Diverged as error:
                 for run in left:
                     run.training.on_divergence(_error_of(run.job.name, trainer.job.name, error))
@@ -370,7 +358,7 @@ class _Run:
         results: list[LocalResult | None] = self.map("local", number + 1, ids, down, clients)
         outcomes: list[EvaluationResult | None] = []
         for i, result in zip(ids, results, strict=True):
-            if result is None:
+            if result is None or reception.admit(self.job, number, i, result.up)[0] is None:
                 outcomes.append(None)
                 continue
             tally = tally_of_uploads(self.job, self.method, number, [(i, result)])

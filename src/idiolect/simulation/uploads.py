@@ -21,6 +21,15 @@ from idiolect.core.method import Up
 from idiolect.core.option_spec import Spec
 from idiolect.core.tree import Tree
 
+_BESIDE_STATISTICS = "method/"  # a method's own upload, where moments of normalisation layers travel too
+
+
+def parts(value: Tree) -> list[list[int]]:
+    """The places of the leaves of each part of an upload, such as the body, the head or the class means."""
+    names = [path.removeprefix(_BESIDE_STATISTICS).partition("/")[0] for path in tree.named(value)]
+    return [[k for k, name in enumerate(names) if name == part] for part in dict.fromkeys(names)]
+
+
 Step = Callable[[Tree, Tensor], Tree]
 """(value, key) -> value. A step that compresses has a method ``nbytes(value)``: the bytes of its result on the wire."""
 
@@ -91,9 +100,11 @@ class Quantise:
 
 @dataclass(frozen=True, kw_only=True)
 class TopK:
-    """Keeps the largest ``share`` of all numbers by absolute value, and sends 0 for the others.
+    """Keeps the largest ``share`` of the numbers of each part by absolute value, and sends 0 for the others.
 
-    On the wire, a number that is kept takes its own bytes and 4 bytes for its place.
+    The parts are those of the message: the increment of the body, that of the head, the class means, ... Over all of
+    them together, means that are large would leave nothing of increments that are small. On the wire, a number that is
+    kept takes its own bytes and 4 bytes for its place.
 
     Source: Aji & Heafield, Sparse Communication for Distributed Gradient Descent, EMNLP 2017, without their residuals.
     """
@@ -102,19 +113,25 @@ class TopK:
 
     def __call__(self, value: Tree, key: Tensor) -> Tree:
         """The value with zeros for the numbers that are not sent."""
-        numbers = [a.abs().flatten() for a in tree.leaves(value) if a.is_floating_point()]
-        if not numbers:
-            return value
-        all_ = torch.cat([n.double() for n in numbers])
-        least = torch.topk(all_, self._count(len(all_)), sorted=True).values[-1]
-        return tree.map(lambda a: torch.where(a.abs() >= least, a, 0.0) if a.is_floating_point() else a, value)
+        flat, build = tree.flatten(value)
+        for places in parts(value):
+            moving = [k for k in places if flat[k].is_floating_point() and flat[k].numel()]
+            if moving:
+                all_ = torch.cat([flat[k].abs().flatten().double() for k in moving])
+                least = torch.topk(all_, self._count(len(all_)), sorted=True).values[-1]
+                for k in moving:
+                    flat[k] = torch.where(flat[k].abs() >= least, flat[k], 0.0)
+        return build(flat)
 
     def nbytes(self, value: Tree) -> int:
         """Bytes on the wire."""
-        moving = [a for a in tree.leaves(value) if a.is_floating_point()]
-        rest = [a for a in tree.leaves(value) if not a.is_floating_point()]
-        count = self._count(sum(a.numel() for a in moving))
-        return count * (4 + max((a.element_size() for a in moving), default=0)) + tree.nbytes(rest)
+        flat, total = tree.leaves(value), 0
+        for places in parts(value):
+            moving = [flat[k] for k in places if flat[k].is_floating_point()]
+            count = self._count(sum(a.numel() for a in moving))
+            total += count * (4 + max((a.element_size() for a in moving), default=0))
+            total += tree.nbytes([flat[k] for k in places if not flat[k].is_floating_point()])
+        return total
 
     def _count(self, count: int) -> int:
         return max(1, math.ceil(self.share * count)) if count else 0

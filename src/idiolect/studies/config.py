@@ -372,7 +372,7 @@ class Study(Display, LocalTraining):
         check(self.measures, federation.task, federation.classes)
         thresholds.check(self.protocol.threshold, federation.task, federation.classes)
         jobs = [(u, self.job(u, seed, federation)) for u in self.methods for seed in self.seeds]
-        check_defences(jobs[:: len(self.seeds)])
+        check_defences(jobs[:: len(self.seeds)], self.protocol, self.participation)
         return jobs
 
     def job(self, use: Use, seed: int, federation: FederatedData) -> Job:

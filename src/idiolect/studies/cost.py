@@ -8,7 +8,7 @@ from typing import NamedTuple
 from idiolect import methods
 from idiolect.core.errors import option
 from idiolect.methods import profile
-from idiolect.simulation.rounds import participants, share_of
+from idiolect.simulation.sampling import participants, share_of
 from idiolect.studies.config import Study
 
 _MANY = 1_000  # fewer trainings are not mentioned

@@ -6,6 +6,7 @@ from collections.abc import Callable, Sequence
 from functools import partial
 
 from idiolect.core.errors import InputError, argument, blame
+from idiolect.core.evaluation_protocol import Protocol
 from idiolect.core.method import Method
 from idiolect.core.option_spec import Spec, complete
 from idiolect.core.reduce import needs_each
@@ -14,6 +15,7 @@ from idiolect.simulation import Job, reception
 from idiolect.simulation.attacks import complete_attack
 from idiolect.simulation.privacy import mechanism_of
 from idiolect.simulation.robust import rule_of
+from idiolect.simulation.sampling import share_of
 from idiolect.simulation.uploads import step_of
 from idiolect.studies.method_use import Use
 from idiolect.studies.naming import complete_shift
@@ -30,8 +32,8 @@ COMPLETE: dict[str, Callable[[Spec], Spec]] = {
 """For each setting of specs, what adds the options that a spec leaves out."""
 
 
-def check_defences(jobs: Sequence[tuple[Use, Job]]) -> None:
-    """Check that the methods can take the study's privacy, robust rule or secure aggregation.
+def check_defences(jobs: Sequence[tuple[Use, Job]], protocol: Protocol, participation: float) -> None:
+    """Check that the methods and the protocol can take the study's privacy, robust rule or secure aggregation.
 
     Raises:
         InputError: one cannot.
@@ -39,6 +41,7 @@ def check_defences(jobs: Sequence[tuple[Use, Job]]) -> None:
     for _, job in jobs:
         if not (job.secure or job.privacy or job.robust):
             continue
+        reception.check_sums(job, protocol, share_of(job.data.trained, participation))
         method = job.build()
         reception.check(job, method)
         if job.secure and needs_each(method.reduce):

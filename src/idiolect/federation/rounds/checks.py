@@ -10,7 +10,7 @@ from typing import Any
 import torch
 
 from idiolect.core import tree
-from idiolect.core.errors import blame
+from idiolect.core.errors import InputError, blame
 from idiolect.core.method import Method, Up
 from idiolect.core.objectives import TaskName
 from idiolect.data import FederatedData
@@ -35,6 +35,20 @@ def upload_form(method: Method, data: FederatedData, name: str) -> Up:
         rows = 2 * max(data.outputs, 2)
         samples = trial.samples(data.inputs, data.outputs, rows, images=data.has_images, task=data.task)
         return trial.trial(method, samples).ups[0]
+
+
+def all_are_asked(name: str, method: Method, participation: float) -> None:
+    """Check that a method whose clients act in rounds that they are not drawn for meets them in every round.
+
+    Raises:
+        InputError: it does not.
+    """
+    if method.stand_by is not None and participation < 1:
+        raise InputError(
+            f"method {name} cannot run at sites with participation {participation:g}, because its clients act in "
+            "rounds that they are not drawn for, and only sites that are drawn are asked: write participation: 1, or "
+            "leave out this method"
+        )
 
 
 def local_result(

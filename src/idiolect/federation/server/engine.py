@@ -10,7 +10,7 @@ from typing import Any, Self
 import torch
 
 from idiolect.core import tree
-from idiolect.core.errors import InputError, Interrupted
+from idiolect.core.errors import Interrupted
 from idiolect.core.method import Down, Method
 from idiolect.core.reduction import Reduction
 from idiolect.core.tree import Tree
@@ -95,12 +95,7 @@ class Session:
         assert isinstance(job.build, Remote)
         self.seconds, self._engine, self._job = 0.0, engine, job
         method = job.build.real()
-        if method.stand_by is not None and engine.participation < 1:
-            raise InputError(
-                f"method {job.name} cannot run at sites with participation {engine.participation:g}, because its "
-                "clients act in rounds that they are not drawn for, and only sites that are drawn are asked: write "
-                "participation: 1, or leave out this method"
-            )
+        checks.all_are_asked(job.name, method, engine.participation)
         self._like = checks.upload_form(method, job.data, job.name)
         self._measured = Reduction(method.reduce, self._like).measured
 

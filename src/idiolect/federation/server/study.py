@@ -14,6 +14,7 @@ from idiolect.deploy.make import Elsewhere
 from idiolect.deploy.schema import Inputs, TargetPart
 from idiolect.federation.data.agreement import Agreement
 from idiolect.federation.data.backbone import check
+from idiolect.federation.rounds import checks
 from idiolect.federation.server.engine import Remote
 from idiolect.federation.server.run import SiteRun
 from idiolect.simulation import Job, thresholds
@@ -104,7 +105,8 @@ def check_methods(
         several: whether they are labels.
 
     Raises:
-        InputError: a method needs what is not there, weights are of other classes, or no threshold can be chosen.
+        InputError: a method needs what is not there, or sites that are not drawn; weights are of other classes, or no
+            threshold can be chosen.
     """
     some, goals = ((1,) * len(classes),), tuple(TargetPart(name=name, mean=0.0, std=1.0) for name in predicted)
     data = Agreement(
@@ -116,7 +118,8 @@ def check_methods(
         return
     at_sites = study.with_agreement(data)
     for use in study.methods:
-        at_sites.job(use, study.seeds[0], data).build()
+        job = at_sites.job(use, study.seeds[0], data)
+        checks.all_are_asked(job.name, job.build(), study.participation)
 
 
 def study_for(path: Path, federation: str) -> SiteStudy:
