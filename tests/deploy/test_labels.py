@@ -22,6 +22,7 @@ from idiolect.deploy import harm, harm_of_labels
 from idiolect.deploy.bundle import Bundle, log_probabilities
 from idiolect.deploy.export import export
 from idiolect.deploy.join import candidates_of, join
+from idiolect.deploy.predict import predict
 from idiolect.deploy.samples import read
 from idiolect.deploy.watch import watch
 
@@ -125,7 +126,7 @@ def test_personal_models_predict_with_the_runs_thresholds(result: idl.Result, tm
         rows = federation.test[k]
         frame = pd.DataFrame(federation.x_R[rows].numpy(), columns=["a", "b"])
         frame.to_csv(tmp_path / "t.csv", index=False)
-        idl.deploy.predict.predict(bundle, tmp_path / "t.csv", tmp_path / "p.csv", client=name)
+        predict(bundle, tmp_path / "t.csv", tmp_path / "p.csv", client=name)
         table = pd.read_csv(tmp_path / "p.csv", keep_default_na=False)
         said = np.array([[label in text.split("|") for label in LABELS] for text in table["labels"]])
         truth = federation.targets.value_RD[rows].numpy()
@@ -336,10 +337,43 @@ def test_two_classes_keep_their_threshold(rule: str, tmp_path: Path) -> None:
     visits(80, 1).drop(columns=["site", "cough", "fever"]).to_csv(tmp_path / "my.csv", index=False)
     mine = join(bundle, read(tmp_path / "my.csv", bundle.about.inputs, bundle.about.classes, "rash"), tmp_path / "site")
     [(at,)] = mine.about.thresholds
-    idl.deploy.predict.predict(mine, tmp_path / "my.csv", tmp_path / "p.csv")
+    predict(mine, tmp_path / "my.csv", tmp_path / "p.csv")
     table = pd.read_csv(tmp_path / "p.csv")
     assert table["label"].tolist() == (table["p_1"] > at).astype(int).tolist()
     x = pd.read_csv(tmp_path / "my.csv")[["a", "b"]]
     assert idl.load(tmp_path / "site").predict(x).tolist() == table["label"].tolist()
     card = (tmp_path / "site" / "README.md").read_text()
     assert "The class 1 is predicted from the probability on that has the best" in card
+
+
+@pytest.mark.parametrize(
+    ("target", "protocol"),
+    [
+        ("rash", {"stage": "received"}),
+        ("rash", {"stage": "trained"}),
+        ("rash", {"clients": "participants"}),
+        ("+".join(LABELS), {"stage": "received"}),
+    ],
+)
+def test_a_personal_models_threshold_is_its_own_whatever_the_run_measured(
+    target: str, protocol: dict[str, str], tmp_path: Path
+) -> None:
+    """The same training gives the same bundle, and its accuracies are those at its thresholds."""
+    names = target.split("+")
+    frame = visits(160, 0).drop(columns=[name for name in LABELS if name not in names])
+    source = idl.data.from_frame(
+        frame, target=target, client_column="site", task="classification" if names == ["rash"] else "multilabel"
+    )
+
+    def bundle(folder: Path, more: dict[str, str]) -> Bundle:
+        study = idl.Study(
+            data=source, methods=["fedavg_ft"], rounds=1, batch_size=20, lr=0.1, participation=0.5,
+            protocol={"validation": 0.3, "threshold": "balanced"} | more,
+        )  # fmt: skip
+        return idl.run(study, folder / "run", engine="sequential").bundle("fedavg_ft", folder / "all", client="all")
+
+    made, usual = bundle(tmp_path / "made", protocol), bundle(tmp_path / "usual", {})
+    assert made.about.thresholds == usual.about.thresholds
+    assert len(set(made.about.thresholds)) > 1
+    personal = [[c.personal for c in one.about.evaluation.clients] for one in (made, usual)]
+    assert personal[0] == personal[1]

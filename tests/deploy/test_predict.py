@@ -158,6 +158,17 @@ def test_a_label_is_given_where_the_set_has_one_class() -> None:
     assert found["label of the data"] == [1, 2, 3]
 
 
+@pytest.mark.parametrize("second", [0.3, 0.5, 0.8])
+def test_at_a_level_the_label_is_the_class_of_the_set_whatever_the_threshold(second: float) -> None:
+    p_NC, nothing = torch.tensor([[0.65, 0.35], [0.25, 0.75], [0.55, 0.45]]), pd.DataFrame(index=range(3))
+    found = prediction_table(p_NC, ("neg", "pos"), 0.46, nothing, second).to_pydict()
+    assert found["set"] == found["label"] == ["neg", "pos", "neg"]
+    without = prediction_table(p_NC, ("neg", "pos"), None, nothing, second).to_pydict()
+    assert without["label"] == ["pos" if p > second else "neg" for p in (0.35, 0.75, 0.45)]
+    no_label = prediction_table(p_NC, ("neg", "pos"), 0.4, nothing, second).to_pydict()
+    assert (no_label["set"][2], no_label["label"][2]) == ("neg|pos", None)
+
+
 def test_onnx_takes_raw_columns(site: Bundle, rest: pd.DataFrame, tmp_path: Path) -> None:
     runtime = pytest.importorskip("onnxruntime")
     checked = export(site, tmp_path / "m.onnx")

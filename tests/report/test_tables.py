@@ -9,7 +9,9 @@ import math
 import pytest
 from rich.console import Console
 
+import idiolect as idl
 from idiolect import report
+from idiolect.studies.result import Result
 
 
 def mean(values):
@@ -262,3 +264,31 @@ def test_joined_without_results_is_a_dash(make, tmp_path):
     assert [line.split()[-1] for line in lines] == ["-"] * 3
     assert lines[0].split()[-2] == "13.5"
     assert max(map(len, capture.get().splitlines())) <= 80
+
+
+@pytest.mark.parametrize(
+    ("protocol", "said"),
+    [
+        ({}, ""),
+        ({"weighting": "sample", "validation": 0.2}, ""),
+        ({"threshold": "f1", "validation": 0.2}, "at the threshold 1/2."),
+        ({"stage": "received"}, "by their personal models."),
+        ({"round": "best_validation", "validation": 0.2}, "after the last round."),
+        (
+            {"threshold": "f1", "stage": "received", "round": "best_validation", "validation": 0.2},
+            "at the threshold 1/2, by their personal models, after the last round.",
+        ),
+    ],
+)
+def test_it_is_said_where_new_clients_are_measured_otherwise(make, tmp_path, protocol, said):
+    made = with_joined(make(["fedavg", "fedpac"], clients=6))
+    made.study["protocol"] = protocol
+    folder = made.save(tmp_path / "run")
+    table = Result(folder, idl.Study()).new_clients_table()
+    page = report.write([folder], tmp_path / "page.html").read_text()
+    html = Result(folder, idl.Study())._repr_html_()
+    sentence = f"Unlike clients that trained, new ones are measured {said}"
+    assert table.caption.endswith(f"mean over clients. {sentence}" if said else "mean over clients.")
+    for text in (page, html):
+        assert text.count(f"which took no part in training. {sentence}") == bool(said)
+        assert ("Unlike clients" in text) == bool(said)

@@ -361,6 +361,10 @@ def test_the_command_line(tmp_path: Path, capsys: pytest.CaptureFixture[str], ca
             {"attacks": ("label_flip:clients=0",)},
             "attack label_flip.* flips classes, and this target is several labels",
         ),
+        (
+            {"protocol": "observe=features"},
+            "protocol observe=features is for classes, of which a sample has one, and here it can have several: leave",
+        ),
     ],
 )
 def test_what_is_for_classes_alone_is_refused(tmp_path: Path, more: dict[str, object], said: str) -> None:

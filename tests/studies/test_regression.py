@@ -390,6 +390,10 @@ def test_the_command_line(tmp_path: Path, capsys: pytest.CaptureFixture[str]) ->
         ({"partition": "classes:per_client=2"}, "partition classes divides classes, and this target is a number"),
         ({"partition": "dominant"}, "partition dominant divides classes, and this target is a number"),
         ({"attacks": ("label_flip:clients=0",)}, "attack label_flip.* flips classes, and this target is a number"),
+        (
+            {"protocol": "observe=gaussianity+features"},
+            r"protocol observe=gaussianity\+features is for classes, of which a sample has one, and this target is num",
+        ),
     ],
 )
 def test_what_is_for_classes_alone_is_refused(tmp_path: Path, more: dict[str, object], said: str) -> None:

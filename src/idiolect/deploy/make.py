@@ -23,7 +23,7 @@ from idiolect.data.federated import RawSamples
 from idiolect.deploy import bundle, card, code
 from idiolect.deploy.about_file import with_memory
 from idiolect.deploy.numbers import targets_of
-from idiolect.deploy.provenance import participants_of, provenance_of, run_thresholds, say_validation
+from idiolect.deploy.provenance import participants_of, provenance_of, say_validation
 from idiolect.deploy.schema import (
     About,
     ClientPart,
@@ -48,6 +48,7 @@ from idiolect.runs.folder import CHECKPOINT_FILE, cell_folder, client_states
 from idiolect.simulation import Job, State, begin
 from idiolect.simulation.client_runner import ClientRunner, EvaluationResult, Phase
 from idiolect.simulation.rounds import first_state
+from idiolect.simulation.thresholds import HALF
 from idiolect.training.class_weights import class_weights_of, weights_of
 from idiolect.training.preprocessing import Preprocessing
 
@@ -118,17 +119,17 @@ def make(
     if data.manifest(federation)["hash"] != records.manifest.get("hash"):
         raise InputError(f"the data have changed since {run} was written: restore them, or run the study again")
     whom, one = None if client is None else _clients(federation, client), _Clients(job, federation, state)
+    measures = _Measures(records, job, one, here=elsewhere is None)
     about = about_of(
         job, federation, study, method, kind="join" if whom is None else "models", round=state.round,
         names=("new client",) if whom is None else tuple(_name(federation, k) for k in whom),
         inputs=inputs_of(federation) if elsewhere is None else elsewhere.inputs,
-        evaluation=_Measures(records, job, one, here=elsewhere is None).evaluation(),
+        evaluation=measures.evaluation(),
         provenance=provenance_of(federation, study, records.manifest, participants_of(records, job.name, job.seed)),
     )  # fmt: skip
     about = with_messages(about, federation)
     if whom is not None and about.threshold != "half":
-        chosen = run_thresholds(records, job.name, job.seed, state.round, whom, about.labels)
-        about = about.model_copy(update={"thresholds": chosen})
+        about = about.model_copy(update={"thresholds": measures.thresholds(whom, about.labels)})
     own = [(one.down([federation.trained]).own, ())] if whom is None else list(one.personal(whom))
     if whom is not None:
         about = with_memory(about, own[0][1], len(federation.train[whom[0]]))
@@ -273,10 +274,11 @@ class _Clients:
 
 
 class _Measures:
-    """The score of the run's clients: recorded where the run measured it, else measured now, if they are here."""
+    """What the run's clients score: recorded where the run measured it, else measured now, if they are here."""
 
     def __init__(self, run: reader.Run, job: Job, clients: _Clients, *, here: bool) -> None:
         self._run, self._job, self._clients, self._here = run, job, clients, here
+        self._now: dict[tuple[Phase, int], dict[str, float | None]] = {}
         r = run.records
         self._records = r[(r["method"] == job.name) & (r["seed"] == job.seed) & (r["round"] == clients.state.round)]
 
@@ -299,29 +301,39 @@ class _Measures:
             calibration_error=_mean(self._values(stage, "calibration_error")),
         )  # fmt: skip
 
+    def thresholds(self, clients: Sequence[int], labels: Sequence[str]) -> tuple[tuple[float, ...], ...]:
+        """Those of clients' personal models, chosen on validation samples: of each label, or of the second class.
+
+        A client without validation or test samples has 1/2.
+        """
+        names = [f"threshold[{name}]" for name in labels] or ["threshold"]
+        chosen = [self._of("personalised", name, clients) for name in names]
+        return tuple(tuple(of_clients.get(k, HALF) for of_clients in chosen) for k in clients)
+
     def _of(self, stage: str, metric: str, ids: Sequence[int]) -> dict[int, float]:
         values = self._values(stage, metric)
         rest = [k for k in ids if self._here and k not in values and len(self._job.data.test[k])]
-        return values | ({} if not rest else self._scores("received" if stage == "received" else "evaluate", rest))
+        return values | self._measured("received" if stage == "received" else "evaluate", metric, rest)
 
     def _values(self, stage: str, metric: str) -> dict[int, float]:
         r = self._records[(self._records["stage"] == stage) & (self._records["metric"] == metric)]
         return dict(zip(r["client"].tolist(), r["value"].tolist(), strict=True))
 
-    def _scores(self, phase: Phase, ids: Sequence[int]) -> dict[int, float]:
-        runner, state, scores = self._clients.runner, self._clients.state, dict[int, float]()
+    def _measured(self, phase: Phase, metric: str, ids: Sequence[int]) -> dict[int, float]:
+        runner, state, values = self._clients.runner, self._clients.state, dict[int, float]()
         for k in ids:
-            down = runner.method.send(state.server, torch.tensor([k]))
-            try:
-                [one] = runner.run(phase, state.round, [k], down, [self._clients.client(k)])
-            except RunError:  # a method whose model cannot predict before it is made personal
-                return {}
-            assert isinstance(one, EvaluationResult)
-            values = {"accuracy": one.accuracy} | dict(one.measures or {})
-            score = values[self._job.data.score.metric]
-            assert score is not None  # these clients have test samples
-            scores[k] = score
-        return scores
+            if (phase, k) not in self._now:
+                down = runner.method.send(state.server, torch.tensor([k]))
+                try:
+                    [one] = runner.run(phase, state.round, [k], down, [self._clients.client(k)])
+                except RunError:  # a method whose model cannot predict before it is made personal
+                    return {}
+                assert isinstance(one, EvaluationResult)
+                self._now[phase, k] = {"accuracy": one.accuracy} | dict(one.measures or {})
+            value = self._now[phase, k][metric]
+            assert value is not None  # these clients have test samples
+            values[k] = value
+        return values
 
 
 def _state(run: Path, records: reader.Run, job: Job, study: Mapping[str, Any], labels: Sequence[str]) -> State:

@@ -54,8 +54,8 @@ def predict(
 
     The table has ``row``, the number of each row in its file (from 1 on; empty lines do not count), the columns that
     are not inputs (or the images' names), ``label``, a probability ``p_CLASS`` for each class and, with
-    ``level``, ``set``: the classes that could be right, joined by "|". Where these are not exactly one, ``label`` is
-    empty.
+    ``level``, ``set``: the classes that could be right, joined by "|". Where this is one class, ``label`` is it,
+    also where the bundle's threshold says the other; else ``label`` is empty.
 
     Where numbers are predicted, there is a column with the name of each in place of ``label``, in the units of the
     data, and where the bundle was made from a site's samples ``NAME_std``, the standard deviation of errors. With
@@ -158,9 +158,18 @@ def _check_name(out: Path) -> None:
 def prediction_table(
     p_NC: Tensor, classes: Sequence[str], threshold: float | None, beside: pd.DataFrame, second: float = HALF
 ) -> pa.Table:
-    """Probabilities as a table; see ``predict``. Of two classes, the second is predicted above a probability."""
+    """Probabilities as a table; see ``predict``.
+
+    Args:
+        p_NC: the probabilities.
+        classes: their names.
+        threshold: the least probability of a class in a set; None without sets.
+        beside: further columns.
+        second: the second of two classes is predicted above this probability, where there are no sets.
+    """
     names = pa.array(classes, pa.string())
-    label = names.take(pa.array((p_NC.argmax(1) if second == HALF else (p_NC[:, 1] > second).long()).numpy()))
+    most_likely = second == HALF or threshold is not None  # the class of a set with one class is the most likely
+    label = names.take(pa.array((p_NC.argmax(1) if most_likely else (p_NC[:, 1] > second).long()).numpy()))
     columns = _beside(beside, (_LABEL, "set"))
     if threshold is not None:
         inside_NC = p_NC >= threshold

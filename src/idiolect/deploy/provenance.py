@@ -14,7 +14,6 @@ from idiolect.data import FederatedData
 from idiolect.deploy.schema import Provenance
 from idiolect.runs import environment
 from idiolect.runs.reader import Run
-from idiolect.simulation import thresholds
 
 log = logging.getLogger(__name__)
 
@@ -48,30 +47,6 @@ def provenance_of(
         samples=tuple(count_C.tolist()),
         participants=None if participants is None else len(participants),
     )
-
-
-def run_thresholds(
-    run: Run, method: str, seed: int, round: int, clients: Sequence[int], labels: Sequence[str]
-) -> tuple[tuple[float, ...], ...]:
-    """Those that the clients of a run chose on their validation samples; 1/2 where one has none.
-
-    Args:
-        run: the run.
-        method: by its label.
-        seed: of the method.
-        round: after which they were chosen.
-        clients: by number.
-        labels: the names of the labels; () of two classes.
-    """
-    r = run.records
-    r = r[(r["method"] == method) & (r["seed"] == seed) & (r["round"] == round)]
-    r = r[r["metric"].astype(str).str.startswith("threshold")]
-    personal = r[r["stage"].isin(["trained", "personalised"])].sort_values("stage", kind="stable")  # the last counts
-    value = dict(
-        zip(zip(personal["client"], personal["metric"].astype(str), strict=True), personal["value"], strict=True)
-    )
-    names = [f"threshold[{name}]" for name in labels] or ["threshold"]
-    return tuple(tuple(float(value.get((k, name), thresholds.HALF)) for name in names) for k in clients)
 
 
 def say_validation(federation: FederatedData) -> None:

@@ -10,7 +10,7 @@ from idiolect.report.formatting import official_words
 from idiolect.report.merge import merged
 from idiolect.report.notes import notes, said
 from idiolect.report.page import Head, draw, write
-from idiolect.report.rows import NewClients, Row, client_scores, new_clients, scores, summary
+from idiolect.report.rows import NewClients, Row, client_scores, new_clients, scores, summary, unlike_trained
 from idiolect.report.tables import as_csv, as_latex, columns_of, latex, render, render_new_clients
 from idiolect.runs.reader import Divergence, Run, divergences, read
 
@@ -50,6 +50,7 @@ __all__ = [
     "said",
     "scores",
     "summary",
+    "unlike_trained",
     "whose",
     "write",
 ]

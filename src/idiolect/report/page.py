@@ -28,7 +28,7 @@ from idiolect.report.figures.view import View
 from idiolect.report.formatting import divided, plain
 from idiolect.report.notes import notes, said
 from idiolect.report.rows import is_best, new_clients, summary
-from idiolect.report.tables import as_csv, as_latex, columns_of, legend, score_text, worst
+from idiolect.report.tables import as_csv, as_latex, columns_of, legend, new_clients_caption, score_text, worst
 from idiolect.report.templates import file_text, templates
 from idiolect.runs.folder import PAGE_FILE
 from idiolect.runs.reader import Run, read
@@ -159,6 +159,7 @@ def _section(
         "clients": shown(run, View(run, rows, colours).sample),
         "by_label": by_label.shown(run),
         "new_clients": new_clients(run),
+        "new_clients_caption": new_clients_caption(run),
         "figures": drawn,
         "said": said(run),
         "notes": stopped(run) + missing,

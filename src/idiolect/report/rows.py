@@ -206,6 +206,17 @@ def new_clients(run: Run) -> list[NewClients]:
     ]
 
 
+def unlike_trained(run: Run) -> str:
+    """How new clients are measured otherwise than clients that trained, as a sentence; "" where they are not."""
+    ways = [
+        ("at the threshold 1/2", run.protocol.threshold != "half"),
+        ("by their personal models", run.protocol.stage != "personalised"),
+        ("after the last round", run.protocol.round != "last"),
+    ]
+    theirs = ", ".join(way for way, is_unlike in ways if is_unlike)
+    return theirs and f"Unlike clients that trained, new ones are measured {theirs}."
+
+
 def scores(run: Run, part: Part = "test") -> pd.Series[float]:
     """The protocol's score of test or validation samples by method and seed, in the study's order.
 

@@ -6,7 +6,7 @@ from idiolect.report.notebook import Block, html
 from idiolect.report.notes import said
 from idiolect.report.page import protocol_of, stopped
 from idiolect.report.rows import is_best, new_clients, summary
-from idiolect.report.tables import columns_of, legend
+from idiolect.report.tables import columns_of, legend, new_clients_caption
 from idiolect.runs.reader import Run
 
 
@@ -24,7 +24,7 @@ def run_html(run: Run) -> str:
     if newcomers := new_clients(run):
         blocks.append(
             Block(
-                f"{run.score.axis.capitalize()} of new clients, which took no part in training",
+                new_clients_caption(run),
                 {"Who": False} | dict.fromkeys(run.titles.values(), True),
                 [[row.who, *(run.score.text(value) for value in row.score.values())] for row in newcomers],
             )

@@ -19,7 +19,7 @@ from idiolect.core.objectives import ACCURACY, SCORES, Score, number
 from idiolect.core.terminal import Text
 from idiolect.report.common_clients import counted
 from idiolect.report.measures import OF_NUMBERS, header, requested
-from idiolect.report.rows import OF_CLASSES, NewClients, Row, finished, is_best, summary
+from idiolect.report.rows import OF_CLASSES, NewClients, Row, finished, is_best, summary, unlike_trained
 from idiolect.runs.reader import Run
 
 _USUAL = Protocol()
@@ -287,11 +287,23 @@ def _part_of(rows: Sequence[Row]) -> str:
     return rows[0].measured.capitalize() if rows else "Test"
 
 
-def render_new_clients(rows: Sequence[NewClients], titles: Mapping[str, str], score: Score = ACCURACY) -> Table:
-    """New clients beside those that trained, for a terminal: a line for each condition, a column for each method."""
+def new_clients_caption(run: Run) -> str:
+    """What the table of new clients has."""
+    unlike = unlike_trained(run)
+    return f"{run.score.axis.capitalize()} of new clients, which took no part in training{unlike and f'. {unlike}'}"
+
+
+def render_new_clients(
+    rows: Sequence[NewClients], titles: Mapping[str, str], score: Score = ACCURACY, more: str = ""
+) -> Table:
+    """New clients beside those that trained, for a terminal: a line for each condition, a column for each method.
+
+    ``more`` is added to what is said below the table, as ``unlike_trained``.
+    """
+    about = f"Test {score.axis} of new clients, which took no part in training: mean over clients."
     table = Table(
         box=box.SIMPLE_HEAD, padding=(0, 0, 0, 1), pad_edge=False, show_edge=False, caption_justify="left",
-        caption=f"Test {score.axis} of new clients, which took no part in training: mean over clients.",
+        caption=f"{about} {more}".rstrip(),
     )  # fmt: skip
     table.add_column("Who", overflow="fold", min_width=12)
     for title in titles.values():

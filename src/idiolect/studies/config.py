@@ -46,6 +46,7 @@ from idiolect.studies.naming import (
     path_of_model,
     share_of,
 )
+from idiolect.studies.observing import check_observed
 from idiolect.studies.settings import OWN_DATA, field
 from idiolect.studies.source import OBJECT, source_of
 from idiolect.studies.study_file import names_code, settings_of_file
@@ -367,10 +368,12 @@ class Study(Display, LocalTraining):
         """One job per method and seed.
 
         Raises:
-            InputError: a measure is not defined for these classes, or a method cannot take the privacy or robust rule.
+            InputError: a measure, a threshold or what is observed is not defined for the target, or a method cannot
+                take the privacy or robust rule.
         """
         check(self.measures, federation.task, federation.classes)
         thresholds.check(self.protocol.threshold, federation.task, federation.classes)
+        check_observed(self.protocol, federation.task)
         jobs = [(u, self.job(u, seed, federation)) for u in self.methods for seed in self.seeds]
         check_defences(jobs[:: len(self.seeds)], self.protocol, self.participation)
         return jobs

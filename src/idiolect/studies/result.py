@@ -182,7 +182,7 @@ class Result:
         """The same as a terminal shows it."""
         run = report.read(self.folder)
         rows = report.new_clients(run)
-        return report.render_new_clients(rows, run.titles, run.score) if rows else None
+        return report.render_new_clients(rows, run.titles, run.score, report.unlike_trained(run)) if rows else None
 
     def bundle(
         self, method: str, out: str | Path, *, seed: int | None = None, client: str | int | None = None
