@@ -1,4 +1,4 @@
-"""What is refused before a search begins, because its tuned study could not run."""
+"""What is refused before a search begins, because its trials could not be compared or its tuned study could not run."""
 
 from __future__ import annotations
 
@@ -6,13 +6,26 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import torch
 
 import idiolect as idl
+from idiolect.simulation.rounds import participants
 
 SMALL: dict[str, Any] = dict(
     dataset="digits", model="mlp:hidden=4", clients=3, keep=30, rounds=2, local_epochs=1, batch_size=8, seeds=[0],
     partition="iid:test_fraction=0.3",
 )  # fmt: skip
+ONE_OF_THREE = {"participation": 0.34, "attacks": "sign_flip:clients=0-1"}
+"""One client takes part in a round, and two of three attack."""
+
+
+def seed_where(*honest: bool, clients: int = 3) -> int:
+    """The first seed with which the one participant of rounds 1, 2, ... is the last client, who alone is honest."""
+    draws = {
+        seed: tuple(participants(seed, number, clients, 0.34) == [clients - 1] for number in range(1, len(honest) + 1))
+        for seed in range(200)
+    }
+    return next(seed for seed, draw in draws.items() if draw == honest)
 
 
 def refused(tmp_path: Path, study: idl.Study, **how: Any) -> str:
@@ -22,6 +35,50 @@ def refused(tmp_path: Path, study: idl.Study, **how: Any) -> str:
     assert not list(tmp_path.iterdir())
     assert "\n" not in str(error.value)
     return str(error.value)
+
+
+def test_a_rung_whose_participants_all_attack_is_told_before_the_search(tmp_path: Path) -> None:
+    study = idl.Study(methods=["fedavg"], protocol="clients=participants", **SMALL | ONE_OF_THREE)
+    said = refused(tmp_path, study, seed=seed_where(True, False))
+    assert "after round 2, because each participant of it attacks or has no validation samples" in said
+    assert "protocol='clients=all', raise participation, or choose another seed" in said
+
+
+def test_with_a_seed_that_draws_an_honest_participant_the_search_runs(tmp_path: Path) -> None:
+    study = idl.Study(methods=["fedavg"], protocol="clients=participants", **SMALL | ONE_OF_THREE)
+    seed = seed_where(False, True)
+    tuning = idl.tune(study, {"lr": [0.01, 0.1]}, tmp_path / "s", trials=2, engine="sequential", seed=seed)
+    assert tuning.trials()["state"].tolist() == ["complete", "complete"]
+
+
+@pytest.mark.parametrize("honest", [(True, False), (False, True), (False, False)])
+def test_where_the_best_round_counts_one_round_with_an_honest_participant_is_enough(
+    tmp_path: Path, honest: tuple[bool, bool]
+) -> None:
+    protocol = "clients=participants,round=best_validation,validation=0.2"
+    study = idl.Study(methods=["fedavg"], protocol=protocol, evaluate_every=1, **SMALL | ONE_OF_THREE)
+    seed = seed_where(*honest)
+    if not any(honest):
+        assert "each participant of the rounds that are measured until then" in refused(tmp_path, study, seed=seed)
+        return
+    tuning = idl.tune(study, {"lr": [0.01]}, tmp_path / "s", trials=1, engine="sequential", seed=seed)
+    assert tuning.chosen()[0].score is not None
+
+
+def test_where_all_take_part_in_the_last_round_the_search_runs(tmp_path: Path) -> None:
+    protocol = "clients=participants,full_last_round=true"
+    study = idl.Study(methods=["fedavg"], protocol=protocol, **SMALL | ONE_OF_THREE)
+    tuning = idl.tune(
+        study, {"lr": [0.01]}, tmp_path / "s", trials=1, engine="sequential", seed=seed_where(True, False)
+    )
+    assert tuning.chosen()[0].score is not None
+
+
+def test_a_search_in_which_no_honest_client_has_validation_samples_is_refused(tmp_path: Path) -> None:
+    x, y = torch.randn(26, 6).numpy(), (torch.arange(26) % 2).numpy()
+    data = idl.data.from_arrays(x, y, clients=["a"] * 12 + ["b"] * 12 + ["c"] * 2)
+    study = idl.Study(data=data, methods=["fedavg"], rounds=2, local_epochs=1, attacks="sign_flip:clients=0-1")
+    assert "each client attacks or has no validation samples" in refused(tmp_path, study)
 
 
 @pytest.mark.parametrize(

@@ -91,7 +91,8 @@ def tune(
     check_precision(study, executor)
     of_trials = study_of_trials(study, plan.seed)
     federation = of_trials.federation().without_test()  # before anything is written: there must be samples to hold out
-    checks.check(study, of_trials, federation)
+    ends = rungs_of(study, plan.halving)
+    checks.check(study, of_trials, federation, ends)
     folder = Path(out) if out is not None else new_folder(f"{study.name}-tune")
     engine_name = engine if isinstance(engine, str) else engine.name
     again = command_again("tune", "study, search", folder, engine_name, workers, bool(study.imports()))
@@ -100,7 +101,6 @@ def tune(
         _open(folder, study, plan, resume)
         tuning = Tuning(folder, plan, study)
         proposals = Proposals(folder, tuning.ranges, plan.trials, sampler, plan.seed)
-        ends = rungs_of(study, plan.halving)
         each = Trials(
             folder, of_trials, federation, proposals, ends, plan.halving, on_rung=lambda: page.write(tuning)
         )  # fmt: skip
