@@ -133,7 +133,7 @@ class Tuning:
     def with_choices(self) -> Study:
         """The study with what is best so far."""
         chosen = {c.method: c.values for c in self.chosen()}
-        uses = [_with_choice(u, chosen[u.label]) for u in self.study.methods]
+        uses = _told_apart([_with_choice(u, chosen[u.label]) for u in self.study.methods])
         changes: dict[str, Any] = {"name": f"{self.study.name}-tuned"}
         if self.plan.refit:
             whole: dict[str, Any] = {"validation": 0.0, "round": "last"}
@@ -242,6 +242,18 @@ def _with_choice(use: Use, values: Mapping[str, Any]) -> Use:
         spec = Spec.parse(label)
         label = str(Spec(name=spec.name, options={k: values.get(k, v) for k, v in spec.options.items()}))
     return with_values(use, values, label)
+
+
+def _told_apart(uses: Sequence[Use]) -> list[Use]:
+    """The methods, with numbers where the choices made labels equal: ``fedavg:lr=0.1``, ``fedavg:lr=0.1 (2)``."""
+    labels: list[str] = []
+    for use in uses:
+        label, number = use.label, 1
+        while label in labels:
+            number += 1
+            label = f"{use.label} ({number})"
+        labels.append(label)
+    return [use.model_copy(update={"label": label}) for use, label in zip(uses, labels, strict=True)]
 
 
 def _chosen(label: str, title: str, space: Space, trials: Sequence[Trial]) -> Chosen:

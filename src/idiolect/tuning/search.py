@@ -16,7 +16,7 @@ from idiolect.simulation import Engine
 from idiolect.studies import Study
 from idiolect.studies.progress import Watcher
 from idiolect.studies.runner import check_precision, command_again, run
-from idiolect.tuning import page
+from idiolect.tuning import checks, page
 from idiolect.tuning import plan as plans
 from idiolect.tuning.halving import rungs_of
 from idiolect.tuning.outcome import REFIT_FOLDER, TUNED_FILE, Tuning
@@ -72,7 +72,8 @@ def tune(
         budget: seconds.
 
     Raises:
-        InputError: a range, the study or the folder does not allow the search; nothing is written.
+        InputError: a range, the study or the folder does not allow the search, or a run would refuse the study; nothing
+            is written.
         RunError: a client failed, a worker died, or the disk is full; what was done is on disk.
         Interrupted: SIGINT or SIGTERM was received, or the budget is used up; what was done is on disk.
     """
@@ -90,6 +91,8 @@ def tune(
     check_precision(study, executor)
     of_trials = study_of_trials(study, plan.seed)
     federation = of_trials.federation().without_test()  # before anything is written: there must be samples to hold out
+    ends = rungs_of(study, plan.halving)
+    checks.check(study, of_trials, federation, ends)
     folder = Path(out) if out is not None else new_folder(f"{study.name}-tune")
     engine_name = engine if isinstance(engine, str) else engine.name
     again = command_again("tune", "study, search", folder, engine_name, workers, bool(study.imports()))
@@ -98,7 +101,6 @@ def tune(
         _open(folder, study, plan, resume)
         tuning = Tuning(folder, plan, study)
         proposals = Proposals(folder, tuning.ranges, plan.trials, sampler, plan.seed)
-        ends = rungs_of(study, plan.halving)
         each = Trials(
             folder, of_trials, federation, proposals, ends, plan.halving, on_rung=lambda: page.write(tuning)
         )  # fmt: skip

@@ -19,6 +19,7 @@ from idiolect.runs.folder import CHECKPOINT_FILE, client_states, files_of_cells
 from idiolect.runs.store import Store
 from idiolect.simulation import Engine, Job
 from idiolect.studies import Study
+from idiolect.studies.defences import check_defences
 from idiolect.studies.method_use import Use
 from idiolect.studies.runner import manifest_of
 from idiolect.studies.schedule import Schedule
@@ -150,7 +151,9 @@ class Trials:
         for trial, use in each:
             try:
                 mine = with_values(use, trial.values, f"{use.label} #{trial.number}")
-                self._job(mine).build()
+                job = self._job(mine)
+                job.build()
+                check_defences([(mine, job)])  # an option that is searched may decide
             except InputError as error:
                 yield trial._replace(state="refused", said=str(error)), use
                 continue
