@@ -9,7 +9,7 @@ import pytest
 import torch
 
 import idiolect as idl
-from idiolect.simulation.rounds import participants
+from idiolect.simulation.sampling import participants
 
 SMALL: dict[str, Any] = dict(
     dataset="digits", model="mlp:hidden=4", clients=3, keep=30, rounds=2, local_epochs=1, batch_size=8, seeds=[0],

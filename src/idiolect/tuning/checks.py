@@ -6,9 +6,9 @@ from collections.abc import Sequence
 
 from idiolect.core.errors import InputError, argument, blame, option
 from idiolect.data import FederatedData
-from idiolect.simulation import Job, reception
+from idiolect.simulation import Job
 from idiolect.simulation.attacks import attackers
-from idiolect.simulation.rounds import participants, share_of
+from idiolect.simulation.sampling import participants
 from idiolect.studies import Study, Use
 
 
@@ -27,9 +27,8 @@ def check(study: Study, of_trials: Study, federation: FederatedData, ends: Seque
         CodeError: the code of a method failed.
     """
     uses = tuple(use for use in of_trials.methods if _builds(use, of_trials.job(use, of_trials.seeds[0], federation)))
-    jobs = of_trials.model_copy(update={"measures": study.measures, "methods": uses}).jobs(federation)
-    for _, job in jobs:
-        reception.check_sums(job, study.protocol, share_of(federation.trained, study.participation))
+    of_study = {"measures": study.measures, "protocol": study.protocol, "methods": uses}
+    of_trials.model_copy(update=of_study).jobs(federation)
     _check_rungs(of_trials, federation, ends)
 
 

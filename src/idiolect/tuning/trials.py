@@ -153,7 +153,9 @@ class Trials:
                 mine = with_values(use, trial.values, f"{use.label} #{trial.number}")
                 job = self._job(mine)
                 job.build()
-                check_defences([(mine, job)])  # an option that is searched may decide
+                check_defences(
+                    [(mine, job)], self._study.protocol, self._study.participation
+                )  # an option that is searched may decide
             except InputError as error:
                 yield trial._replace(state="refused", said=str(error)), use
                 continue
