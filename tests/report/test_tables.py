@@ -230,8 +230,11 @@ def with_joined(made, clients=(6, 7), conditions=("invert", "noise:std=0.2")):
     return made
 
 
-def test_joined_are_means_per_condition_over_clients_and_seeds(make, tmp_path):
+@pytest.mark.parametrize("clients", ["all", "new"])
+def test_joined_are_means_per_condition_over_clients_and_seeds(make, tmp_path, clients):
+    """Whoever the protocol is about."""
     made = with_joined(make(["fedavg", "fedpac"], clients=6, seeds=(0, 1)))
+    made.study["protocol"] = {"clients": clients}
     rows = report.new_clients(report.read(made.save(tmp_path / "run")))
     assert rows[0].who == "clients that trained"
     assert len(rows) == 4

@@ -13,7 +13,7 @@ from idiolect.core.objectives import ACCURACY, Score
 from idiolect.report.common_clients import counted, left_out, shared
 from idiolect.report.formatting import short
 from idiolect.report.measures import means
-from idiolect.runs.reader import Part, Run, once
+from idiolect.runs.reader import Part, Run, last, once
 
 OF_CLASSES = ("calibration_error", "brier")
 """The fields of a row that only a classification has; they are of test samples."""
@@ -201,9 +201,18 @@ def new_clients(run: Run) -> list[NewClients]:
 
     conditions = list(dict.fromkeys(run.new_clients.values()))
     return [
-        row("clients that trained", counted(run)),
+        row("clients that trained", _that_trained(run)),
         *(row(f"new clients, {short(c)}" if c else "new clients", frame[condition == c]) for c in conditions),
     ]
+
+
+def _that_trained(run: Run) -> pd.DataFrame:
+    """The score of the clients that trained, also where the protocol is about new ones."""
+    if not run.of_new_clients:
+        return counted(run)
+    records = run.select(run.protocol.stage, run.score.metric)
+    honest = records[~records["client"].isin([*run.attackers, *run.new_clients])]
+    return shared(last(run.settled(honest), "method", "seed"), "seed")
 
 
 def unlike_trained(run: Run) -> str:
