@@ -140,7 +140,8 @@ def of_table(frame: pd.DataFrame, results: Mapping[tuple[str, str], SeedResult],
         "\n## Means\n",
         "Over the settings of a data set, a partition, a shift and a number of samples, without those where training",
         "diverged; in how many of the 24 a method is the best; its mean place among the methods (1 is the best, and",
-        "whoever diverged is last); and in how many it diverged.\n",
+        "whoever diverged is last); and in how many it diverged. The rows are in the order of the mean place, because",
+        "means over different settings cannot be compared.\n",
     ]
     groups = [(name, value) for name in parts for value in dict.fromkeys(parts[name])]
     columns = [f"{value} samples" if name == "samples" else NAMES.get(value, value) for name, value in groups]
@@ -150,8 +151,8 @@ def of_table(frame: pd.DataFrame, results: Mapping[tuple[str, str], SeedResult],
     ]
     places = places_of(frame)
     means = [frame[parts[name].eq(value).to_numpy()].mean() for name, value in groups]
-    for method in frame.mean().sort_values(ascending=False).index:
-        cells = " | ".join(f"{mean[method]:.1f}" for mean in means)
+    for method in in_order(frame):
+        cells = " | ".join("" if np.isnan(mean[method]) else f"{mean[method]:.1f}" for mean in means)
         lines.append(
             f"| {title(method)} | {frame[method].mean():.1f} | {cells} | {int((places[method] == 1).sum())} "
             f"| {places[method].mean():.1f} | {int(frame[method].isna().sum()) or ''} |"
@@ -172,6 +173,11 @@ def places_of(frame: pd.DataFrame) -> pd.DataFrame:
     return frame.rank(axis=1, ascending=False, na_option="bottom")
 
 
+def in_order(frame: pd.DataFrame) -> list[str]:
+    """The methods by their mean place."""
+    return [str(method) for method in places_of(frame).mean().sort_values(kind="stable").index]
+
+
 def means_of_facts(results: Mapping[tuple[str, str], SeedResult]) -> pd.DataFrame:
     """Methods x numbers beside accuracy: means over the settings where training did not diverge."""
     return pd.DataFrame({key: dict(one.facts) for key, one in results.items()}).T.groupby(level=1).mean()
@@ -188,7 +194,7 @@ def beside(frame: pd.DataFrame, results: Mapping[tuple[str, str], SeedResult], j
         "| method | worst tenth | calibration error | clients that join |",
         "| :-- | --: | --: | --: |",
     ]
-    for method in frame.mean().sort_values(ascending=False).index:
+    for method in in_order(frame):
         worst, error = facts.loc[method, ["worst_decile", "calibration_error"]]
         lines.append(f"| {title(method)} | {worst:.1f} | {error:.3f} | {joins[method].mean():.1f} |")
     return lines

@@ -11,6 +11,7 @@ from pathlib import Path
 import build
 import generated
 import natural
+import numpy as np
 import rivals
 import tables
 
@@ -39,9 +40,10 @@ def measured() -> list[str]:
     network = models.build(build.NETWORK, build.SHAPE, build.CLASSES)
     cost = json.loads(build.COST.read_text())["methods"]
     unit = sent(profile.of("fedavg", {}, network, build.CLASSES, build.CLIENTS))
-    for name in frame.mean().sort_values(ascending=False).index:
+    for name in rivals.in_order(frame):
         known = profile.of(name, {}, network, build.CLASSES, build.CLIENTS)
-        some = [f"{frame[name][samples == n].mean():.1f}" for n in shown]
+        means = [frame[name][samples == n].mean() for n in shown]
+        some = ["" if np.isnan(mean) else f"{mean:.1f}" for mean in means]
         worst, error = facts.loc[name, ["worst_decile", "calibration_error"]]
         entry = methods.get(name)
         lost = int(frame[name].isna().sum())
