@@ -153,9 +153,8 @@ class Trials:
                 mine = with_values(use, trial.values, f"{use.label} #{trial.number}")
                 job = self._job(mine)
                 job.build()
-                check_defences(
-                    [(mine, job)], self._study.protocol, self._study.participation
-                )  # an option that is searched may decide
+                # an option that is searched may decide
+                check_defences([(mine, job)], self._study.protocol, self._study.participation)
             except InputError as error:
                 yield trial._replace(state="refused", said=str(error)), use
                 continue
