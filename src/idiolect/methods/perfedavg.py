@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import replace
 from typing import Any, Literal
 
@@ -17,10 +17,8 @@ from idiolect.training import (
     batches,
     log_softmax_of,
     mean,
-    optimiser_state,
     rows,
     sgd,
-    sgd_from,
     stateless,
     train_model,
     trained_loss,
@@ -30,7 +28,7 @@ PERSONAL = ("tuning_epochs", "tuning_steps")
 SEARCH = {"alpha": "0.001..0.3:log"}
 VARIANTS: dict[str, dict[str, Any]] = {"Per-FedAvg (HF)": {"hessian": "difference"}}
 
-Loss = Callable[[Model, Batch], tuple[Tensor, tuple[Tensor, Tensor]]]
+Loss = tuple[Tensor, tuple[Tensor, Tensor]]
 """Of a step: its value, and what ``trained_loss`` averages."""
 
 
@@ -105,37 +103,37 @@ def perfedavg(
         return [[b._replace(used_B=b.used_B * (at < count)) for b in group] for at, group in enumerate(groups)]
 
     def local(down: Down, client: Any, data: Data, key: Tensor) -> tuple[Any, Up, dict[str, Tensor]]:
-        def error(model: Model, batch: Batch) -> tuple[Tensor, tuple[Tensor, Tensor]]:
+        def error(model: Model, batch: Batch) -> Loss:
             x_B, y_B = rows(task, data, batch)
             value = mean(task.loss(network(model, task.inputs(x_B)), y_B), batch.used_B)
             return value, (value, batch.used_B.sum())
 
-        def first_order(w: Model, group: Sequence[Batch]) -> Loss:
-            adapted, _ = sgd(error, w, [group[0]._replace(rate=1.0)], own)  # [1]
-            way = tree.sub(adapted, w)
-            # its gradient at v = w is that of f at t
-            return lambda v, batch: error(tree.add(v, way), batch)  # [2]
+        def own_step(w: Model, batch: Batch) -> Model:
+            return tree.sub(sgd(error, w, [batch._replace(rate=1.0)], own)[0], w)  # [1]
 
-        def second_order(w: Model, group: Sequence[Batch]) -> Loss:
+        def first_order(v: Model, group: Sequence[Batch]) -> Loss:
+            way = own_step(tree.detach(v), group[0])
+            return error(tree.add(v, way), group[1])  # the gradient at v = w_i is that of f at t  # [2]
+
+        def second_order(v: Model, group: Sequence[Batch]) -> Loss:
             def slope(u: Model) -> Model:
                 gradient: Model = torch.func.grad(lambda v: error(v, group[2])[0])(u)
                 return gradient
 
-            g, seen = torch.func.grad(first_order(w, group), has_aux=True)(w, group[1])  # [2]
+            w = tree.detach(v)
+            t = tree.add(w, own_step(w, group[0]))
+            g, seen = torch.func.grad(error, has_aux=True)(t, group[1])  # [2]
             if hessian == "exact":
                 turn = torch.func.grad(lambda u: tree.dot(slope(u), g))(w)  # [4]
             else:
                 up, low = (slope(tree.map(lambda a, b, s=s: a + s * delta * b, w, g)) for s in (1, -1))
                 turn = tree.map(lambda a, b: (a - b) / (2 * delta), up, low)  # [4]
             d = tree.map(lambda a, b: a - alpha * b, g, turn)  # [3]
-            return lambda v, batch: (tree.dot(d, v), seen)
+            return tree.dot(d, v), seen
 
-        w: Model = down.shared
-        state, extras = optimiser_state(rule, w), []
-        for group in groups(data, key):
-            loss = (first_order if hessian == "none" else second_order)(w, group)
-            w, state, [extra] = sgd_from(loss, w, state, [group[1]], rule)  # [5]
-            extras.append(extra)
+        loss, plan = (first_order if hessian == "none" else second_order), groups(data, key)
+        ahead = iter(plan)  # the loss is called once for each step, in order
+        w, extras = sgd(lambda v, _: loss(v, next(ahead)), down.shared, [group[1] for group in plan], rule)  # [5]
         weight = data.real_N.sum() if weighting == "samples" else torch.ones(())  # [6]
         return client, Up(tree.sub(w, down.shared), weight), {"train_loss": trained_loss(extras)}
 

@@ -32,7 +32,7 @@ class AdamState(NamedTuple):
 def optimiser_state(rule: Optimiser, weights: Tree) -> Tree:
     """The state before the first step: for SGD the momentum, a tree like the weights; else an ``AdamState``."""
     if isinstance(rule, SGD):
-        return tree.zeros(weights)
+        return tree.zeros(weights) if rule.momentum else tree.map(lambda w: w.new_zeros(()).expand(w.shape), weights)
     return AdamState(tree.zeros(weights), tree.zeros(weights), torch.zeros((), dtype=torch.float32))
 
 
