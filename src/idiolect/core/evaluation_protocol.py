@@ -91,6 +91,10 @@ class Protocol(BaseModel):
         """All stages that are measured, each once."""
         return tuple(dict.fromkeys((self.stage, *self.also)))
 
+    def share(self, number: int, rounds: int, participation: float) -> float:
+        """The share of the clients in round ``number`` of ``rounds``, where a method does not ask for all of them."""
+        return 1.0 if self.full_last_round and number == rounds else participation
+
     def with_patience(self, patience: int, save_predictions: bool) -> Protocol:
         """The protocol of a study whose methods stop early: the round that is best on validation samples counts.
 

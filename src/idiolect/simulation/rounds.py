@@ -142,8 +142,8 @@ def fit_jobs(
         trainer, left = runs[0], list(runs)
 
         def share(number: int) -> float:
-            everybody = (protocol.full_last_round and number == rounds) or number in trainer.method.full_rounds
-            return 1.0 if everybody else participation
+            everybody = number in trainer.method.full_rounds
+            return 1.0 if everybody else protocol.share(number, rounds, participation)
 
         for number in range(1, trainer.state.round + 1):
             spending.add(share(number))
@@ -194,7 +194,7 @@ def _watch(job: Job, protocol: Protocol, rounds: int, participation: float) -> W
     """What a protocol observes: features of the first client of each shift, and of the first without a shift."""
     if not protocol.observe:
         return None
-    share = 1.0 if protocol.full_last_round else participation
+    share = protocol.share(rounds, rounds, participation)
     whom: Sequence[int] = range(job.data.trained)
     if protocol.clients == "participants":
         whom = participants(job.seed, rounds, job.data.trained, share, job.privacy is not None)

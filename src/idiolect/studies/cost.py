@@ -101,8 +101,7 @@ def _fresh(study: Study, clients: int, seed: int, done: int) -> int:
     """How often clients are measured that have not taken part yet, summed over the rounds after ``done``."""
     evaluations, veterans, count = _evaluation_rounds(study, done), set[int](), 0
     for number in range(1, study.rounds + 1):
-        everybody = study.protocol.full_last_round and number == study.rounds
-        share = 1.0 if everybody else study.participation
+        share = study.protocol.share(number, study.rounds, study.participation)
         veterans.update(participants(seed, number, clients, share, study.privacy is not None))
         if len(veterans) == clients:  # no need to count the later rounds, which may be many
             break

@@ -66,7 +66,6 @@ def _check_rungs(study: Study, federation: FederatedData, ends: Sequence[int]) -
 
 def _participants(study: Study, clients: int, number: int) -> set[int]:
     """The clients that are measured after a round; a method that asks for all of them in this round has more."""
-    is_full = study.protocol.full_last_round and number == study.rounds
-    share = 1.0 if is_full else study.participation
+    share = study.protocol.share(number, study.rounds, study.participation)
     drawn = participants(study.seeds[0], number, clients, share, study.privacy is not None)
     return set(drawn or [0])  # where privacy draws nobody, the first client does the work and is measured
