@@ -23,6 +23,7 @@ from idiolect.federation.rounds.conversation import Patience
 from idiolect.federation.server.conduct import Terms, conduct
 from idiolect.federation.server.study import study_for
 from idiolect.federation.trust.policy import Policy
+from idiolect.simulation.privacy import GaussianMechanism, Ledger
 from idiolect.studies import Result, Study
 from rehearsal import rehearsed
 
@@ -388,6 +389,41 @@ def test_only_the_server_knows_the_noise_of_privacy(files: Files, tmp_path: Path
     secret = str(json.loads((tmp_path / "run/.federation.json").read_text())["secret"])
     assert len(secret) > 10
     assert all(secret not in json.dumps(message.about) for _, message in link.sent)
+
+
+def test_a_round_that_is_measured_twice_is_spent_twice(files: Files, tmp_path: Path) -> None:
+    """A server that is killed while it measures round 2 repeats it, and both models of that round are out."""
+    study(tmp_path, rounds=2, privacy="gaussian:norm=1.0,noise_multiplier=5.0,delta=0.01")
+
+    class Killed(Exception):
+        pass
+
+    def dies(asked: Message, reply: Message) -> Message:
+        if asked.about.get("round") == 2 and asked.about["kind"] == "evaluate":
+            raise Killed
+        return reply
+
+    with pytest.raises(Killed):
+        _run(tmp_path, Loop(workers(tmp_path / "states", files), {"coast": dies}))
+    records = _run(tmp_path, Loop(workers(tmp_path / "states", files))).records
+    spent = records[records["metric"] == "epsilon"].groupby("round")["value"].max()
+    ledger = Ledger(GaussianMechanism(norm=1.0, noise_multiplier=5.0, delta=0.01))
+    ledger.add(1.0)
+    assert spent[1] == pytest.approx(ledger.epsilon)
+    ledger.add(1.0, 2)
+    assert spent[2] == pytest.approx(ledger.epsilon)
+
+
+def test_with_privacy_no_site_decides_which_others_count(files: Files, tmp_path: Path) -> None:
+    """A bound by the median depends on every site. Each upload is clipped anyway."""
+
+    def tamper(asked: Message, reply: Message) -> Message | None:
+        return HOSTILE["too large"][0](asked, reply) if asked.about["kind"] == "local" else reply
+
+    study(tmp_path, rounds=1, privacy="gaussian:norm=1.0,noise_multiplier=5.0,delta=0.01")
+    records = _run(tmp_path, Loop(workers(tmp_path / "states", files), {"east": tamper})).records
+    assert not (records["metric"] == "answered").any()
+    assert not [event for event in _events(tmp_path) if "refused" in event]
 
 
 def test_attacks_are_for_a_simulation(tmp_path: Path) -> None:

@@ -27,12 +27,13 @@ from idiolect.core import keys, reduce, tree
 from idiolect.core.errors import InputError
 from idiolect.core.method import Data, Down, Method, Up, unchanged
 from idiolect.core.option_spec import Spec
-from idiolect.core.reduction import Reduction
+from idiolect.core.reduction import Reduction, Sums
 from idiolect.data import FederatedData
 from idiolect.engines import Sequential
-from idiolect.simulation import Job, Record, State, begin, fit
+from idiolect.simulation import Job, Record, State, begin, fit, reception
 from idiolect.simulation.attacks import Attackers, NotANumber
-from idiolect.simulation.privacy import ORDERS, GaussianMechanism, Ledger, mechanism_of
+from idiolect.simulation.privacy import ORDERS, GaussianMechanism, Ledger, Releases, mechanism_of
+from idiolect.simulation.sampling import participants
 from idiolect.training import add, stateless
 
 ZERO_OUT = dp_accounting.NeighboringRelation.REPLACE_SPECIAL
@@ -110,9 +111,11 @@ def test_one_client_changes_what_the_method_gets_by_the_norm(name: str) -> None:
     assert math.sqrt(apart) == pytest.approx(0.01, rel=1e-5)
 
 
+PRIVACY = GaussianMechanism(norm=0.1, noise_multiplier=1.0, delta=0.01)
+
+
 def _job(name: str = "fedavg", **how: Any) -> Job:
-    privacy = GaussianMechanism(norm=0.1, noise_multiplier=1.0, delta=0.01)
-    return Job(name, partial(toy.builder(name), toy.task()), toy.shared(), 3, privacy=privacy, **how)
+    return Job(name, partial(toy.builder(name), toy.task()), toy.shared(), 3, privacy=PRIVACY, **how)
 
 
 def _run(job: Job, engine: Any, rounds: int = 3, **how: Any) -> tuple[State, list[Record]]:
@@ -126,7 +129,7 @@ def test_epsilon_is_recorded_in_every_round_and_after_a_resume(method: str, shar
     """All clients take part in the first round of FedDBE."""
     end, records = _run(_job(method), Sequential(), participation=0.4)
     spent = {r.round: r.value for r in records if r.metric == "epsilon"}
-    ledger = Ledger(GaussianMechanism(norm=0.1, noise_multiplier=1.0, delta=0.01))
+    ledger = Ledger(PRIVACY)
     for number, share in enumerate(shares, 1):
         ledger.add(share)
         assert spent[number] == pytest.approx(ledger.epsilon)
@@ -136,6 +139,46 @@ def test_epsilon_is_recorded_in_every_round_and_after_a_resume(method: str, shar
     more, again = _run(_job(method), Sequential(), 3, participation=0.4, state=half)
     assert {r.value for r in again if r.metric == "epsilon"} == {spent[3]}
     assert torch.equal(tree.leaves(more.server)[0], tree.leaves(end.server)[0])
+
+
+def test_who_takes_part_is_as_secret_as_the_noise() -> None:
+    secret = 2**62 + 1
+    for job, seed in ((_job(), 3), (_job(secret=secret), secret)):
+        _, records = _run(job, Sequential(), 3, participation=0.4)
+        for number in (1, 2, 3):
+            drawn = participants(seed, number, 6, 0.4, independent=True)
+            assert sorted({r.client for r in records if r.round == number and r.stage == "wire"}) == (drawn or [0])
+
+
+def test_other_sums_have_other_noise_where_it_is_secret() -> None:
+    """Else two servers' models of one round, with and without a client, would differ by its upload alone."""
+    value = (torch.zeros(1000),)
+    one, other = (Sums(v, (torch.ones(()),)) for v in (value, (torch.ones(1000),)))
+    reduction = Reduction(reduce.increment(), Up(value[0], torch.ones(())))
+
+    def noisy(job: Job, sums: Sums) -> torch.Tensor:
+        return tree.leaves(reception.reduce(job, 1, reduction, sums, None, 1.0).value)[0]
+
+    job = _job(secret=2**62 + 1)
+    assert torch.equal(noisy(job, one), noisy(job, one))
+    assert (noisy(job, other) - noisy(job, one)).std() == pytest.approx(0.1 * 2**0.5, rel=0.1)
+    assert (noisy(_job(), other) - noisy(_job(), one)).std() == pytest.approx(0, abs=1e-6)
+
+
+def test_noisy_sums_are_counted_on_disk(tmp_path: Path) -> None:
+    """Three sums in two whole rounds are three rounds' worth."""
+    file, job = tmp_path / "releases", ("fedavg", 3)
+    releases, others = Releases(file, job), Releases(file, ("fedavg", 4))
+    assert releases.count() == 0
+    releases.add(), others.add(), releases.add()
+    with file.open("a") as cut:
+        cut.write('["fed')
+    releases.add()
+    assert (Releases(file, job).count(), others.count()) == (3, 1)
+    spending, ledger = reception.Spending(_job(releases=releases)), Ledger(PRIVACY)
+    spending.add(0.4, 2), spending.add_repeats(0.4, 2)
+    ledger.add(0.4, 4)
+    assert spending.after(0.4, Sums((torch.zeros(1),), (torch.ones(()),))) == pytest.approx(ledger.epsilon)
 
 
 def test_a_round_without_participants_is_noise() -> None:

@@ -22,7 +22,7 @@ from idiolect.core.tree import Tree
 from idiolect.data import FederatedData
 from idiolect.simulation import attacks, measures, summing, target_measures, thresholds, uploads
 from idiolect.simulation.answer_checks import check_finite, check_state, not_of_local
-from idiolect.simulation.privacy import GaussianMechanism
+from idiolect.simulation.privacy import GaussianMechanism, Releases
 from idiolect.simulation.representation_metrics import gaussianity, plane, standardise
 from idiolect.simulation.robust import Rule
 from idiolect.training.chunks import in_chunks
@@ -118,8 +118,14 @@ class Job(NamedTuple):
     threshold: Threshold = "half"
     """From which probability on a class or a label is predicted of test samples: see ``Protocol.threshold``."""
     secret: int | None = None
-    """The seed of the noise that this adds at the server, or ``uploads`` at a site, which nobody else may know; None
-    takes ``seed``, for simulations."""
+    """See ``hidden_seed``; None is for simulations."""
+    releases: Releases | None = None
+    """Counts noisy sums."""
+
+    @property
+    def hidden_seed(self) -> int:
+        """That of noise, at the server or a site, and of who takes part with privacy: nobody else may know it."""
+        return self.seed if self.secret is None else self.secret
 
 
 def groups(phase: Phase, data: FederatedData, ids: Sequence[int]) -> list[list[int]]:
@@ -244,8 +250,8 @@ class ClientRunner:
         if not (self.job.uploads or self.job.attacks or self.job.secure):
             return result
         with blame(f"{where}: upload"):
-            own = self.job.seed if self.job.secret is None else self.job.secret
-            up = uploads.apply_steps(self.job.uploads, result.up, keys.key(own, round, id, "upload"))
+            draws = keys.key(self.job.hidden_seed, round, id, "upload")
+            up = uploads.apply_steps(self.job.uploads, result.up, draws)
             key = keys.key(self.job.seed, round, id, "attack")
             up = up._replace(value=attacks.apply_attacks(self.job.attacks, up.value, id, key))
             if self.job.secure:

@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+import json
+import os
 from collections.abc import Callable
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Annotated, Any
 
 import torch
@@ -32,8 +35,8 @@ class GaussianMechanism:
     samples, also for each class) are replaced by 1, because noise on the values would not hide them.
 
     With one client's uploads replaced by zeros the sum of a round changes by at most ``norm``. So everything that the
-    server computes and sends is differentially private for each client, against all who see it. The server itself is
-    trusted: it sees the uploads, and draws the noise.
+    server computes and sends is differentially private for each client, against all who see it and do not know who was
+    drawn. The server itself is trusted: it sees the uploads, and draws the participants and the noise.
 
     Source: McMahan et al., Learning Differentially Private Recurrent Language Models, ICLR 2018: Algorithm 1 with flat
     clipping, equal weights and the estimator with a fixed denominator.
@@ -94,6 +97,34 @@ class Ledger:
     def epsilon(self) -> float:
         """Of all rounds together."""
         return float(self._accountant.get_epsilon(self._mechanism.delta))
+
+
+class Releases:
+    """How many noisy sums of a job have been computed, in a file.
+
+    A server that is killed after it has sent a round's model, and before the round is on disk, repeats the round, maybe
+    with the uploads of others: what both models say has to be counted.
+
+    Args:
+        file: of all jobs of a run; a line of JSON for each sum.
+        job: which of them, by the name of the method and the seed.
+    """
+
+    def __init__(self, file: Path, job: tuple[str, int]) -> None:
+        self._file, self._job = file, list(job)
+
+    def add(self) -> None:
+        """Count one more, on the disk before this returns."""
+        line = f"\n{json.dumps(self._job)}\n"  # a line of its own also after one that was cut
+        with open(self._file, "a", encoding="utf-8", opener=lambda path, flags: os.open(path, flags, 0o600)) as file:
+            file.write(line)
+            file.flush()
+            os.fsync(file.fileno())
+
+    def count(self) -> int:
+        """How many so far."""
+        lines = self._file.read_text(encoding="utf-8").splitlines() if self._file.exists() else []
+        return lines.count(json.dumps(self._job))
 
 
 def accounting() -> Any:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hmac
 from collections.abc import Sequence
 from typing import NamedTuple
 
@@ -138,8 +139,22 @@ def reduce(job: Job, number: int, reduction: Reduction, sums: Sums, up_m: Up | N
         sums = summing.decode(sums)
     if job.privacy is None or not sums.value:
         return reduction.reduced(sums, up_m)
-    key = keys.key(job.seed if job.secret is None else job.secret, number, "privacy")
+    key = keys.key(_noise_seed(job, sums), number, "privacy")
+    if job.releases is not None:
+        job.releases.add()
     return reduction.reduced(job.privacy.add_noise(sums, mean_count, key), count=mean_count)
+
+
+def _noise_seed(job: Job, sums: Sums) -> int:
+    """The seed of a round's noise.
+
+    Other sums get other noise where a secret is its seed. Else a round that is repeated with the uploads of others
+    would have the same noise, and the difference of the two models none.
+    """
+    if job.secret is None:
+        return job.seed
+    content = b"".join(a.contiguous().numpy().tobytes() for a in sums.value)
+    return int.from_bytes(hmac.digest(job.secret.to_bytes(8, "big"), content, "sha256")[:7], "big")
 
 
 class Spending:
@@ -147,11 +162,17 @@ class Spending:
 
     def __init__(self, job: Job) -> None:
         self._ledger = None if job.privacy is None else Ledger(job.privacy)
+        self._releases = job.releases
 
-    def add(self, share: float) -> None:
-        """A round that was, in which each client took part with this probability."""
+    def add(self, share: float, rounds: int = 1) -> None:
+        """Rounds that were, in which each client took part with this probability."""
         if self._ledger is not None:
-            self._ledger.add(share)
+            self._ledger.add(share, rounds)
+
+    def add_repeats(self, share: float, rounds: int) -> None:
+        """Noisy sums that were computed besides those of these rounds."""
+        if self._releases is not None:
+            self.add(share, max(0, self._releases.count() - rounds))
 
     def after(self, share: float, sums: Sums) -> float | None:
         """Epsilon after one more round; None if the method sends nothing or there is no privacy."""

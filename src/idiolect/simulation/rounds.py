@@ -147,6 +147,7 @@ def fit_jobs(
 
         for number in range(1, trainer.state.round + 1):
             spending.add(share(number))
+        spending.add_repeats(share(trainer.state.round + 1), trainer.state.round)
         end = rounds if until is None else min(until, rounds)
         for number in range(trainer.state.round + 1, end + 1):
             evaluating = number % evaluate_every == 0 or number == end
@@ -197,7 +198,7 @@ def _watch(job: Job, protocol: Protocol, rounds: int, participation: float) -> W
     share = protocol.share(rounds, rounds, participation)
     whom: Sequence[int] = range(job.data.trained)
     if protocol.clients == "participants":
-        whom = participants(job.seed, rounds, job.data.trained, share, job.privacy is not None)
+        whom = _participants(job, rounds, share)
     if protocol.clients == "new":
         whom = range(job.data.trained, job.data.clients)
     first = {job.data.shifts[i]: i for i in reversed(whom)}
@@ -206,6 +207,12 @@ def _watch(job: Job, protocol: Protocol, rounds: int, participation: float) -> W
     )
     phase: Phase = "evaluate" if protocol.stage == "personalised" else "received"
     return Watch(phase, "gaussianity" in protocol.observe, tuple(clients[:_FEATURE_CLIENTS]), rounds)
+
+
+def _participants(job: Job, number: int, share: float) -> list[int]:
+    """The clients of a round. With privacy nobody else knows them: epsilon counts on it."""
+    independent = job.privacy is not None
+    return participants(job.hidden_seed if independent else job.seed, number, job.data.trained, share, independent)
 
 
 class Outcome(NamedTuple):
@@ -252,7 +259,7 @@ class _Run:
     def round(self, number: int, share: float, reporting: bool) -> Outcome:
         """A round of the training."""
         job, state = self.job, self.state
-        sample = participants(job.seed, number, job.data.trained, share, job.privacy is not None)
+        sample = _participants(job, number, share)
         addressees = sample or [0]
         down = self.send(state.server, addressees, number)
         adding = adds(job, self.method, len(addressees), tree.nbytes(down.shared))

@@ -95,7 +95,7 @@ def conduct(
         _grow(study, joining, now(), out, say)
         talk.sites, engine.about = joining.site_run.agreement.names, joining.site_run.about
         engine.more = lambda: len(now()) > len(talk.sites)
-        server_study = study.at_server(joining.site_run)
+        server_study = study.at_server(joining.site_run, out)
         engine.participation = server_study.participation
         renew(out, manifest(server_study.federation()))  # a server may have been killed while it let a site in
         try:

@@ -141,7 +141,7 @@ class Session:
             answers: dict[int, Any] = secure(questions, self._like, stop, on_answer, len(ids))
         else:
             answers = engine.conversation.ask(questions, take, engine.patience._replace(least=least), stop)
-            if phase == "local":
+            if phase == "local" and job.privacy is None:  # else one site would decide which others count
                 self._drop(answers, round)
         if phase == "local":
             self._note(round, ids, answers, time.monotonic() - start)

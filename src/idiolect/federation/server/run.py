@@ -26,6 +26,7 @@ from idiolect.federation.rounds.study import digest
 from idiolect.runs.store import renew
 
 FILE = ".federation.json"
+RELEASES = ".releases.jsonl"
 
 
 class SiteRun(NamedTuple):

@@ -16,8 +16,9 @@ from idiolect.federation.data.agreement import Agreement
 from idiolect.federation.data.backbone import check
 from idiolect.federation.rounds import checks
 from idiolect.federation.server.engine import Remote
-from idiolect.federation.server.run import SiteRun
+from idiolect.federation.server.run import RELEASES, SiteRun
 from idiolect.simulation import Job, thresholds
+from idiolect.simulation.privacy import Releases
 from idiolect.studies import Study
 from idiolect.studies.backbones import check_frozen, is_frozen
 from idiolect.studies.method_use import Use
@@ -36,6 +37,7 @@ class SiteStudy(Study):
 
     _at_sites: FederatedData | None = PrivateAttr(None)
     _site_run: SiteRun | None = PrivateAttr(None)
+    _folder: Path | None = PrivateAttr(None)
 
     def with_agreement(self, data: FederatedData, site_run: SiteRun | None = None) -> SiteStudy:
         """The study with what the sites have agreed on, and their run."""
@@ -43,10 +45,15 @@ class SiteStudy(Study):
         study._at_sites, study._site_run = data, site_run
         return study
 
-    def at_server(self, site_run: SiteRun) -> SiteStudy:
-        """The study as the server runs it: what a model predicts for a sample stays at the site, also as a file."""
+    def at_server(self, site_run: SiteRun, folder: Path | None = None) -> SiteStudy:
+        """The study as the server runs it: what a model predicts for a sample stays at the site, also as a file.
+
+        ``folder`` is the run's, where noisy sums are counted, if it goes on.
+        """
         data, study = site_run.agreement.federation(self.name), self.model_copy(update={"save_predictions": False})
-        return study.with_agreement(data, site_run)
+        study = study.with_agreement(data, site_run)
+        study._folder = folder
+        return study
 
     def federation(self) -> FederatedData:
         """Who has how many samples of which class; the samples themselves are at the sites."""
@@ -62,7 +69,8 @@ class SiteStudy(Study):
         """The job of a method and a seed, whose clients' states are at the sites."""
         job = super().job(use, seed, federation)
         secret = None if self._site_run is None else self._site_run.secret
-        return job._replace(build=Remote(job.build), secret=secret)
+        releases = None if self._folder is None else Releases(self._folder / RELEASES, (use.label, seed))
+        return job._replace(build=Remote(job.build), secret=secret, releases=releases)
 
     def elsewhere(self, job: Job) -> Elsewhere | None:
         """What the server knows of the sites' samples, and the method that they run.
