@@ -76,6 +76,10 @@ def test_clients_that_one_run_lacks_do_not_count(make: Any, tmp_path: Path) -> N
     [
         ({"protocol": {"weighting": "sample"}}, "the protocol's weighting is client in slow and sample in fast"),
         ({"protocol": {"stage": "received"}}, "the protocol's stage is personalised in slow and received in fast"),
+        (
+            {"protocol": {"validation": 0.2, "threshold": "f1"}},
+            "the protocol's threshold is half in slow and f1 in fast",
+        ),
         ({"partition": "iid"}, "partition is dirichlet (alpha 0.3) in slow and iid in fast, so their samples differ"),
         ({"shifts": ["rotate:degrees=90"]}, "shifts is not given in slow and rotate (degrees 90) in fast, so their"),
         ({"data_seed": 3}, "data_seed is not given in slow and 3 in fast, so their samples differ"),
@@ -83,8 +87,11 @@ def test_clients_that_one_run_lacks_do_not_count(make: Any, tmp_path: Path) -> N
     ],
 )
 def test_other_clients_or_another_protocol(make: Any, tmp_path: Path, changed: Any, said: str) -> None:
-    _, b, folders = two(make, tmp_path)
+    a, b, folders = two(make, tmp_path)
     b.study |= changed
+    if "validation" in changed.get("protocol", {}):
+        a.study["protocol"] = {"validation": changed["protocol"]["validation"]}
+        a.save(tmp_path / "slow")
     if "protocol" not in changed:
         b.manifest["hash"] = "1" * 16
     b.save(tmp_path / "fast")
@@ -92,6 +99,13 @@ def test_other_clients_or_another_protocol(make: Any, tmp_path: Path, changed: A
         with pytest.raises(InputError, match="slow and fast cannot stand in one table: " + re.escape(said)):
             ask()  # type: ignore[no-untyped-call]
     assert not (tmp_path / "new").exists()
+
+
+def test_what_a_protocol_records_besides_keeps_no_runs_apart(make: Any, tmp_path: Path) -> None:
+    a, b, folders = two(make, tmp_path, protocol={"also": ["received"], "observe": ["gaussianity"]})
+    rows = {row.label: row.score for row in report.summary(report.merged(folders))}
+    assert rows["local"] == pytest.approx(sum(final(a, "local").values()) / 5)
+    assert rows["fedpac"] == pytest.approx(sum(final(b, "fedpac").values()) / 5)
 
 
 def test_the_same_run_twice_and_folders_of_the_same_name(make: Any, tmp_path: Path) -> None:

@@ -19,7 +19,8 @@ _SPLIT = (
     "dataset", "data", "target", "client_column", "drop", "resize", "normalise", "clients", "partition", "sizes",
     "keep", "new_clients", "data_seed", "shifts", "new_shifts",
 )  # fmt: skip
-_NUMBER = ("clients", "stage", "round", "validation", "weighting", "full_last_round")
+_NUMBER = ("clients", "stage", "round", "validation", "threshold", "weighting", "full_last_round")
+"""What of a protocol a number depends on; ``also`` and ``observe`` record more, and change none."""
 _OWN = (
     *_SPLIT, "name", "methods", "seeds", "protocol", "measures", "data_dir", "checkpoint_every", "save_predictions",
 )  # fmt: skip
