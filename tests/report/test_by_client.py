@@ -14,7 +14,7 @@ from scipy.stats import binomtest
 
 from idiolect import report
 from idiolect.core.errors import InputError
-from idiolect.report.by_client import asked, frame, mcnemar, most_discordant
+from idiolect.report.by_client import _Table, asked, frame, mcnemar, most_discordant
 from idiolect.runs import predictions
 from idiolect.runs.folder import PREDICTIONS_FILE
 from idiolect.statistics.intervals import wilson
@@ -134,6 +134,35 @@ def test_several_seeds(make: Any, tmp_path: Path) -> None:
     right_MSN[0, 1, :8], right_MSN[1, 1] = 0, 1
     row = report.by_client(with_predictions(make, tmp_path / "c", right_MSN)[0])[0]
     assert (row.best, row.alike) == ("local", ("fedavg",))
+
+
+def test_the_p_value_of_several_seeds_is_twice_the_mean_of_theirs(make: Any, tmp_path: Path) -> None:
+    """Each seed's is two-sided and at most 1: of scipy's test, or 1 where the other method is ahead."""
+    right_MSN = np.ones((3, 3, 20))
+    right_MSN[1, 0, :8], right_MSN[1, 1, :9], right_MSN[0, 2, :3] = 0, 0, 0  # the second is ahead with the third seed
+    right_MSN[2, :, 2:7] = 0
+    right_MSN[0, 0, 4:6] = 0
+    run, _ = with_predictions(make, tmp_path / "r", right_MSN)
+    best_SN = right_MSN[0]
+    want = []
+    for other_SN in right_MSN[1:]:
+        only_best, only_other = (
+            (a * (1 - b)).sum(1).astype(int) for a, b in ((best_SN, other_SN), (other_SN, best_SN))
+        )
+        each = [two_sided(b, c) if b > c else 1.0 for b, c in zip(only_best, only_other, strict=True)]
+        want.append(min(1, 2 * sum(each) / 3))
+    assert 0 < want[0] < 1
+    assert _Table(run, "accuracy").p_values()[1:, 0] == pytest.approx(want, abs=1e-12)
+
+
+@pytest.mark.parametrize("ahead", [1, 2])
+def test_one_seed_of_many_in_which_the_other_is_ahead(make: Any, tmp_path: Path, ahead: int) -> None:
+    """Of 60 seeds p is about 2 / 60 = 0.033 with one such seed, and 0.067 with two."""
+    right_MSN = np.ones((2, 60, 40))
+    right_MSN[1, ahead:, :20] = 0
+    right_MSN[0, :ahead, :2] = 0
+    run, _ = with_predictions(make, tmp_path / "r", right_MSN)
+    assert report.by_client(run)[0].alike == ((), ("fedavg",))[ahead - 1]
 
 
 def test_predictions_of_other_records_are_not_counted(make: Any, tmp_path: Path) -> None:

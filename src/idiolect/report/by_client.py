@@ -303,9 +303,9 @@ class _Table:
                 ours, theirs = np.where(known_SK, both[0][m], ours), np.where(known_SK, both[1][m], theirs)
             there_SK = ~np.isnan(ours)
             p_SK = np.full(ours.shape, np.nan)
-            p_SK[there_SK] = mcnemar(ours[there_SK], theirs[there_SK])
+            p_SK[there_SK] = np.minimum(1, 2 * mcnemar(ours[there_SK], theirs[there_SK]))
             p_SK[best_SK <= right_MSK[m]] = 1.0  # of a seed in which the other is better
-            times_K = np.where(there_SK.sum(0) > 1, 4, 2)  # two sides, and twice the mean of several seeds
+            times_K = np.where(there_SK.sum(0) > 1, 2, 1)
             p_MK[m] = np.minimum(1, np.nan_to_num(_mean(p_SK[None])[0], nan=1.0) * times_K)
         return p_MK
 
