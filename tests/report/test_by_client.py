@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import itertools
 import re
 from pathlib import Path
@@ -14,7 +15,7 @@ from scipy.stats import binomtest
 
 from idiolect import report
 from idiolect.core.errors import InputError
-from idiolect.report.by_client import _Table, asked, frame, mcnemar, most_discordant
+from idiolect.report.by_client import _Table, asked, frame, mcnemar, most_discordant, shown
 from idiolect.runs import predictions
 from idiolect.runs.folder import PREDICTIONS_FILE
 from idiolect.statistics.intervals import wilson
@@ -263,6 +264,31 @@ def test_the_page_has_the_table(make: Any, tmp_path: Path) -> None:
     assert "<small>0\u2013" not in tables[1]
     assert tables[1].count("<small>no results</small>") == 2
     assert asked(run) == ["accuracy", "auroc", "recall[3]"]
+
+
+@pytest.mark.parametrize("case", ["saved", "not saved", "best round", "validation"])
+def test_the_page_says_why_only_the_numbers_of_right_samples_count(make: Any, tmp_path: Path, case: str) -> None:
+    run, _ = with_predictions(make, tmp_path / "r", np.ones((2, 1, 10)))
+    if case == "not saved":
+        (tmp_path / "r" / PREDICTIONS_FILE).unlink()
+    if case in ("best round", "validation"):
+        clients = [c | {"validation": [4, 4]} for c in run.manifest["clients"]]
+        if case == "validation":
+            clients = [c | {"test": [0, 0]} for c in clients]
+        score = run.records[run.records["metric"] == "accuracy"].assign(metric="validation_accuracy")
+        protocol = {"validation": 0.2} | ({"round": "best_validation"} if case == "best round" else {})
+        run = dataclasses.replace(
+            run, study=run.study | {"protocol": protocol}, manifest=run.manifest | {"clients": clients},
+            records=pd.concat([run.records, score], ignore_index=True),
+        )  # fmt: skip
+    [table] = shown(run, list)
+    most = "the largest p-value of McNemar's exact test that the numbers of right samples allow, because "
+    assert {
+        "saved": "(McNemar's exact test on the saved predictions,",
+        "not saved": f"({most}the predictions were not saved,",
+        "best round": f"({most}the saved predictions are of the last round,",
+        "validation": f"({most}the saved predictions are of test samples,",
+    }[case] in table.note
 
 
 def test_many_clients_are_folded_away_and_sampled(make: Any, tmp_path: Path) -> None:
