@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import itertools
 import re
 from pathlib import Path
@@ -14,7 +15,7 @@ from scipy.stats import binomtest
 
 from idiolect import report
 from idiolect.core.errors import InputError
-from idiolect.report.by_client import asked, frame, mcnemar, most_discordant
+from idiolect.report.by_client import _Table, asked, frame, mcnemar, most_discordant, shown
 from idiolect.runs import predictions
 from idiolect.runs.folder import PREDICTIONS_FILE
 from idiolect.statistics.intervals import wilson
@@ -136,6 +137,35 @@ def test_several_seeds(make: Any, tmp_path: Path) -> None:
     assert (row.best, row.alike) == ("local", ("fedavg",))
 
 
+def test_the_p_value_of_several_seeds_is_twice_the_mean_of_theirs(make: Any, tmp_path: Path) -> None:
+    """Each seed's is two-sided and at most 1: of scipy's test, or 1 where the other method is ahead."""
+    right_MSN = np.ones((3, 3, 20))
+    right_MSN[1, 0, :8], right_MSN[1, 1, :9], right_MSN[0, 2, :3] = 0, 0, 0  # the second is ahead with the third seed
+    right_MSN[2, :, 2:7] = 0
+    right_MSN[0, 0, 4:6] = 0
+    run, _ = with_predictions(make, tmp_path / "r", right_MSN)
+    best_SN = right_MSN[0]
+    want = []
+    for other_SN in right_MSN[1:]:
+        only_best, only_other = (
+            (a * (1 - b)).sum(1).astype(int) for a, b in ((best_SN, other_SN), (other_SN, best_SN))
+        )
+        each = [two_sided(b, c) if b > c else 1.0 for b, c in zip(only_best, only_other, strict=True)]
+        want.append(min(1, 2 * sum(each) / 3))
+    assert 0 < want[0] < 1
+    assert _Table(run, "accuracy").p_values()[1:, 0] == pytest.approx(want, abs=1e-12)
+
+
+@pytest.mark.parametrize("ahead", [1, 2])
+def test_one_seed_of_many_in_which_the_other_is_ahead(make: Any, tmp_path: Path, ahead: int) -> None:
+    """Of 60 seeds p is about 2 / 60 = 0.033 with one such seed, and 0.067 with two."""
+    right_MSN = np.ones((2, 60, 40))
+    right_MSN[1, ahead:, :20] = 0
+    right_MSN[0, :ahead, :2] = 0
+    run, _ = with_predictions(make, tmp_path / "r", right_MSN)
+    assert report.by_client(run)[0].alike == ((), ("fedavg",))[ahead - 1]
+
+
 def test_predictions_of_other_records_are_not_counted(make: Any, tmp_path: Path) -> None:
     """By them, both methods would be right everywhere."""
     with_predictions(make, tmp_path / "other", np.ones((2, 1, 40)))
@@ -234,6 +264,31 @@ def test_the_page_has_the_table(make: Any, tmp_path: Path) -> None:
     assert "<small>0\u2013" not in tables[1]
     assert tables[1].count("<small>no results</small>") == 2
     assert asked(run) == ["accuracy", "auroc", "recall[3]"]
+
+
+@pytest.mark.parametrize("case", ["saved", "not saved", "best round", "validation"])
+def test_the_page_says_why_only_the_numbers_of_right_samples_count(make: Any, tmp_path: Path, case: str) -> None:
+    run, _ = with_predictions(make, tmp_path / "r", np.ones((2, 1, 10)))
+    if case == "not saved":
+        (tmp_path / "r" / PREDICTIONS_FILE).unlink()
+    if case in ("best round", "validation"):
+        clients = [c | {"validation": [4, 4]} for c in run.manifest["clients"]]
+        if case == "validation":
+            clients = [c | {"test": [0, 0]} for c in clients]
+        score = run.records[run.records["metric"] == "accuracy"].assign(metric="validation_accuracy")
+        protocol = {"validation": 0.2} | ({"round": "best_validation"} if case == "best round" else {})
+        run = dataclasses.replace(
+            run, study=run.study | {"protocol": protocol}, manifest=run.manifest | {"clients": clients},
+            records=pd.concat([run.records, score], ignore_index=True),
+        )  # fmt: skip
+    [table] = shown(run, list)
+    most = "the largest p-value of McNemar's exact test that the numbers of right samples allow, because "
+    assert {
+        "saved": "(McNemar's exact test on the saved predictions,",
+        "not saved": f"({most}the predictions were not saved,",
+        "best round": f"({most}the saved predictions are of the last round,",
+        "validation": f"({most}the saved predictions are of test samples,",
+    }[case] in table.note
 
 
 def test_many_clients_are_folded_away_and_sampled(make: Any, tmp_path: Path) -> None:

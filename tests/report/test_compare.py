@@ -335,3 +335,23 @@ def test_with_many_clients_a_title_follows_the_test(make, tmp_path, gain, title)
     assert title in page
     assert "no test can show" not in page
     assert "Its worst tenth" in page
+
+
+def test_samples_of_validation_weigh_what_they_measure(make, tmp_path):
+    """Clients with 1, 9 and 30 validation samples, whose numbers of test samples are others."""
+    sizes, gains = (1, 9, 30), (0.3, -0.1, 0.2)
+    made = make(["fedavg", "fedpac"], clients=3, seeds=(0,), rounds=1)
+    made.study["protocol"] = {"weighting": "sample", "validation": 0.2}
+    for client, size in zip(made.manifest["clients"], sizes, strict=True):
+        client["validation"] = [size, *[0] * 9]
+        made.add("fedavg", 0, 1, client["id"], "personalised", "validation_accuracy", 0.4)
+        made.add("fedpac", 0, 1, client["id"], "personalised", "validation_accuracy", 0.4 + gains[client["id"]])
+    run = report.read(made.save(tmp_path / "run"))
+    found = report.compare(run, "fedpac", "fedavg", "validation_accuracy")
+    assert found.difference == pytest.approx(100 * np.average(gains, weights=sizes))
+    flat = " ".join(shown(run, "fedpac", "fedavg", "validation_accuracy").split())
+    assert "points of validation accuracy: mean over the validation samples of all clients" in flat
+    tests = [sum(c["test"]) for c in made.manifest["clients"]]
+    d = 100 * (table(made, "fedpac") - table(made, "fedavg"))[0]
+    assert report.compare(run, "fedpac", "fedavg").difference == pytest.approx(np.average(d, weights=tests))
+    assert "points of test accuracy: mean over the test samples" in " ".join(shown(run, "fedpac", "fedavg").split())

@@ -302,6 +302,17 @@ def test_a_curve_over_what_alone_differs(make, tmp_path, key, numbers, called, a
     assert (x["scale"].get("type") == "log") == (key == "lr")
 
 
+@pytest.mark.parametrize("part", ["test", "validation"])
+def test_a_curve_says_which_samples_are_measured(make, tmp_path, part):
+    runs = _varied(make, tmp_path, "lr", [0.1, 0.2])
+    for run in runs if part == "validation" else ():
+        for client in run.manifest["clients"]:
+            client |= {"validation": client["test"], "test": [0] * 10}
+        run.records.loc[run.records["metric"] == "accuracy", "metric"] = "validation_accuracy"
+    [figure] = sensitivity(runs, palette(runs))
+    assert figure.caption.startswith(f"{part.capitalize()} accuracy against lr; nothing else differs")
+
+
 def test_a_curve_in_each_of_several_settings(make, tmp_path):
     runs = []
     for k, (dataset, split, lr) in enumerate(itertools.product("ab", (0, 1), (0.1, 0.2))):

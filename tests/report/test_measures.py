@@ -18,7 +18,7 @@ import idiolect as idl
 from idiolect import report
 from idiolect.data import from_arrays
 from idiolect.report.figures.calibration import pooled
-from idiolect.report.measures import header, words
+from idiolect.report.measures import header, why_missing, words
 from idiolect.report.notes import said
 
 BOTH = ["local", "fedavg"]
@@ -235,3 +235,19 @@ def test_calibration_is_pooled_over_samples(make: Any, tmp_path: Path) -> None:
     assert "measures" not in report.columns_of(run)
     names = {path.name for path in report.export(run.folder, "png", tmp_path / "png")}
     assert {"calibration.png", "calibration-counts.png"} <= names
+
+
+def test_reasons_of_many_clients_are_found_in_one_walk(make: Any, tmp_path: Path) -> None:
+    class Walked(list[Any]):
+        walks = 0
+
+        def __iter__(self) -> Any:
+            self.walks += 1
+            return super().__iter__()
+
+    run = report.read(make(BOTH, 40, (0,), 1).save(tmp_path / "r"))
+    run.manifest["clients"][7]["test"] = [0] * 10
+    clients = run.manifest["clients"] = Walked(run.manifest["clients"])
+    reasons = [why_missing(run, k, "accuracy") for k in range(40)]
+    assert [k for k, why in enumerate(reasons) if why == "no test samples"] == [7]
+    assert clients.walks == 1

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import csv
 import re
+from importlib import import_module
 from pathlib import Path
 from typing import Any
 
@@ -76,6 +77,10 @@ def test_clients_that_one_run_lacks_do_not_count(make: Any, tmp_path: Path) -> N
     [
         ({"protocol": {"weighting": "sample"}}, "the protocol's weighting is client in slow and sample in fast"),
         ({"protocol": {"stage": "received"}}, "the protocol's stage is personalised in slow and received in fast"),
+        (
+            {"protocol": {"validation": 0.2, "threshold": "f1"}},
+            "the protocol's threshold is half in slow and f1 in fast",
+        ),
         ({"partition": "iid"}, "partition is dirichlet (alpha 0.3) in slow and iid in fast, so their samples differ"),
         ({"shifts": ["rotate:degrees=90"]}, "shifts is not given in slow and rotate (degrees 90) in fast, so their"),
         ({"data_seed": 3}, "data_seed is not given in slow and 3 in fast, so their samples differ"),
@@ -83,8 +88,11 @@ def test_clients_that_one_run_lacks_do_not_count(make: Any, tmp_path: Path) -> N
     ],
 )
 def test_other_clients_or_another_protocol(make: Any, tmp_path: Path, changed: Any, said: str) -> None:
-    _, b, folders = two(make, tmp_path)
+    a, b, folders = two(make, tmp_path)
     b.study |= changed
+    if "validation" in changed.get("protocol", {}):
+        a.study["protocol"] = {"validation": changed["protocol"]["validation"]}
+        a.save(tmp_path / "slow")
     if "protocol" not in changed:
         b.manifest["hash"] = "1" * 16
     b.save(tmp_path / "fast")
@@ -94,12 +102,54 @@ def test_other_clients_or_another_protocol(make: Any, tmp_path: Path, changed: A
     assert not (tmp_path / "new").exists()
 
 
+def test_what_a_protocol_records_besides_keeps_no_runs_apart(make: Any, tmp_path: Path) -> None:
+    a, b, folders = two(make, tmp_path, protocol={"also": ["received"], "observe": ["gaussianity"]})
+    rows = {row.label: row.score for row in report.summary(report.merged(folders))}
+    assert rows["local"] == pytest.approx(sum(final(a, "local").values()) / 5)
+    assert rows["fedpac"] == pytest.approx(sum(final(b, "fedpac").values()) / 5)
+
+
 def test_the_same_run_twice_and_folders_of_the_same_name(make: Any, tmp_path: Path) -> None:
     folder = make(["fedavg"], 5, (0,)).save(tmp_path / "a/r")
     with pytest.raises(InputError, match="a run is given twice: give each run once"):
         report.merged([folder, tmp_path / "a/../a/r"])
     other = make(["fedavg"], 5, (0,)).save(tmp_path / "b/r")
     assert list(report.merged([folder, other]).titles) == [f"fedavg ({folder})", f"fedavg ({other})"]
+
+
+@pytest.mark.parametrize(
+    ("names", "places", "starts"),
+    [
+        (("demo", "demo"), ("slow", "fast"), ("demo-slow-", "demo-fast-")),
+        (("demo", "other"), ("slow", "fast"), ("demo-", "other-")),
+        (("a b", "a-b"), ("slow", "fast"), ("a-b-1-", "a-b-2-")),
+        (("Demo", "demo"), ("slow", "fast"), ("Demo-1-", "demo-2-")),
+        (("demo", "demo"), ("x/r", "y/r"), None),
+    ],
+)
+def test_pictures_of_several_runs_have_files_of_their_own(
+    make: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, names: Any, places: Any, starts: Any
+) -> None:
+    monkeypatch.setattr(import_module("idiolect.report.export"), "_png", lambda spec, width: repr(spec).encode())
+    runs = [make(["local", "fedavg"], 5, (0,), 1, name) for name in names]
+    folders = [run.save(tmp_path / place) for run, place in zip(runs, places, strict=True)]
+    alone = [path.name for path in export(folders[0], "png", tmp_path / "alone")]
+    paths = export(folders, "png", tmp_path / "both")
+    assert len(set(paths)) == len(paths) == 2 * len(alone)
+    assert {path.name for path in paths} == {path.name for path in (tmp_path / "both").iterdir()}
+    if starts:
+        assert [path.name for path in paths] == [f"{start}{name}" for start in starts for name in alone]
+
+
+def test_no_runs_no_pictures(tmp_path: Path) -> None:
+    assert report.pictures([], tmp_path) == []
+
+
+def test_a_page_tells_runs_of_one_name_and_folders_of_one_name_apart(make: Any, tmp_path: Path) -> None:
+    folders = [make(["local"], 2, (0,), 1).save(tmp_path / place) for place in ("x/r", "y/r")]
+    page = report.write(folders, tmp_path / "page.html").read_text(encoding="utf-8")
+    for folder in folders:
+        assert f"demo ({folder})" in page
 
 
 @pytest.mark.parametrize(

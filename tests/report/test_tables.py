@@ -11,6 +11,8 @@ from rich.console import Console
 
 import idiolect as idl
 from idiolect import report
+from idiolect.core.objectives import OBJECTIVES
+from idiolect.report.rows import is_best
 from idiolect.studies.result import Result
 
 
@@ -174,6 +176,20 @@ def test_a_method_that_stopped_early_is_not_the_best():
     assert r"\textbf{50.00 $\pm$ 1.23}" in best
     assert "textbf" not in early
     assert [str(c.style) for c in report.render(rows).columns[1].cells] == ["bold", ""]
+
+
+@pytest.mark.parametrize(
+    ("task", "scores", "best"),
+    [
+        ("classification", (0.75, 0.7500000000000001, 0.7), (True, True, False)),
+        ("classification", (0.75, 0.75001, 0.7), (False, True, False)),
+        ("regression", (123456.7, 123456.70000000001, 123456.8), (True, True, False)),
+        ("regression", (3e-15, 2e-15, 2.1e-15), (False, True, False)),
+    ],
+)
+def test_means_that_differ_by_rounding_are_all_the_best(task, scores, best):
+    rows = [ROW._replace(label=str(k), score=score, by=OBJECTIVES[task].score) for k, score in enumerate(scores)]
+    assert tuple(is_best(row, rows) for row in rows) == best
 
 
 def test_calibration_is_the_mean_over_clients_and_then_seeds(make, tmp_path):

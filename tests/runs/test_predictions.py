@@ -12,7 +12,7 @@ import pytest
 from sklearn import metrics
 
 import idiolect as idl
-from idiolect.core.errors import InputError, Interrupted
+from idiolect.core.errors import InputError, Interrupted, RunError
 from idiolect.runs import predictions
 from idiolect.runs.folder import PREDICTIONS_FILE
 from idiolect.simulation.measures import MEASURES
@@ -101,6 +101,27 @@ def test_a_resumed_run(whole: idl.Result, tmp_path: Path) -> None:
     for _ in range(2):  # the second time there is nothing left to do
         result = idl.run(study(), tmp_path / "r", engine="sequential", resume=True)
         assert (result.folder / PREDICTIONS_FILE).read_bytes() == (whole.folder / PREDICTIONS_FILE).read_bytes()
+
+
+@pytest.mark.parametrize("failures", [1, 2, 3])
+def test_a_disk_that_is_full_when_they_are_written(
+    whole: idl.Result, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, failures: int
+) -> None:
+    """No checkpoint says that they are there, so that the run goes on once there is room."""
+    real, left = predictions.save, [failures]
+
+    def save(*args: Any, **how: Any) -> None:
+        if left[0]:
+            left[0] -= 1
+            raise RunError("cannot write (No space left on device)")
+        real(*args, **how)
+
+    monkeypatch.setattr(predictions, "save", save)
+    while left[0]:
+        with pytest.raises(RunError, match="No space left"):
+            idl.run(study(), tmp_path / "r", engine="sequential", resume=(tmp_path / "r").exists())
+    result = idl.run(study(), tmp_path / "r", engine="sequential", resume=True)
+    assert (result.folder / PREDICTIONS_FILE).read_bytes() == (whole.folder / PREDICTIONS_FILE).read_bytes()
 
 
 @pytest.mark.parametrize("harm", ["gone", "broken"])

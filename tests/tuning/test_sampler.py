@@ -103,6 +103,31 @@ def test_a_storage_that_is_no_database_is_one_sentence(tmp_path: Path) -> None:
     assert "\n" not in str(error.value)
 
 
+@pytest.mark.parametrize("name", ["what?", "what?mode=ro", "a{b}", "x%20y", "h#1", "a b ü"])
+def test_a_folder_may_have_any_name(tmp_path: Path, name: str) -> None:
+    folder = tmp_path / name
+    folder.mkdir()
+    proposals = Proposals(folder, SPACES, 8, "tpe", 0)
+    proposals.tell("fedavg", 0, ends(proposals.batch("fedavg", 0)))
+    assert [path.name for path in folder.iterdir()] == [STORAGE_FILE]
+    again = Proposals(folder, SPACES, 8, "tpe", 0)
+    assert again.batch("fedavg", 1) == proposals.batch("fedavg", 1)
+    assert [path.name for path in tmp_path.iterdir()] == [name]
+
+
+@pytest.mark.parametrize("gone", [True, False])
+def test_a_storage_that_cannot_be_made_is_one_sentence(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, gone: bool
+) -> None:
+    def rename(self: Path, target: Path) -> Path:
+        raise OSError("no room")
+
+    monkeypatch.setattr(Path, "rename", rename)
+    with pytest.raises(idl.InputError, match=r"optuna\.db cannot be written \(.*\): choose another folder") as error:
+        Proposals(tmp_path / "gone" if gone else tmp_path, SPACES, 8, "tpe", 0)
+    assert "\n" not in str(error.value)
+
+
 def test_a_sampler_of_ones_own(tmp_path: Path) -> None:
     proposals = Proposals(tmp_path, {"fedavg": {"lr": LR}}, 6, lambda seed: optuna.samplers.RandomSampler(seed), 0)
     proposals.tell("fedavg", 0, ends(proposals.batch("fedavg", 0)))

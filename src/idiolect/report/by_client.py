@@ -155,12 +155,11 @@ def shown(run: Run, sample: Callable[[Collection[int]], list[int]]) -> list[Show
 
     ``sample`` chooses the clients that are shown.
     """
-    with_predictions = run.folder is not None and (run.folder / PREDICTIONS_FILE).exists()
+    unknown = _why_unknown(run, run.metric)
     how = (
-        "McNemar's exact test on the saved predictions"
-        if with_predictions and run.protocol.round == "last"
-        else "the largest p-value of McNemar's exact test that the numbers of right samples allow, because the "
-        "predictions were not saved"
+        f"the largest p-value of McNemar's exact test that the numbers of right samples allow, because {unknown}"
+        if unknown
+        else "McNemar's exact test on the saved predictions"
     )
     lines_of_clients, samples = [], f"{run.part} samples"
     for metric in asked(run) if len(run.final) else ():
@@ -184,6 +183,15 @@ def shown(run: Run, sample: Callable[[Collection[int]], list[int]]) -> list[Show
         form, unit = (number, "") if metric in OF_NUMBERS else (_percent, " (%)")
         lines_of_clients.append(Shown(words(metric), run.part, labels, rows, note, len(rows) > _OPEN, form, unit))
     return lines_of_clients
+
+
+def _why_unknown(run: Run, measure: str) -> str:
+    """Why it is not known which samples each method has right, in words that follow "because"; "" if it is."""
+    if run.folder is None or not (run.folder / PREDICTIONS_FILE).exists():
+        return "the predictions were not saved"
+    if part_of(measure) == "validation":
+        return "the saved predictions are of test samples"
+    return "" if run.protocol.round == "last" else "the saved predictions are of the last round"
 
 
 def _percent(value: float) -> str:
@@ -303,18 +311,16 @@ class _Table:
                 ours, theirs = np.where(known_SK, both[0][m], ours), np.where(known_SK, both[1][m], theirs)
             there_SK = ~np.isnan(ours)
             p_SK = np.full(ours.shape, np.nan)
-            p_SK[there_SK] = mcnemar(ours[there_SK], theirs[there_SK])
+            p_SK[there_SK] = np.minimum(1, 2 * mcnemar(ours[there_SK], theirs[there_SK]))
             p_SK[best_SK <= right_MSK[m]] = 1.0  # of a seed in which the other is better
-            times_K = np.where(there_SK.sum(0) > 1, 4, 2)  # two sides, and twice the mean of several seeds
+            times_K = np.where(there_SK.sum(0) > 1, 2, 1)
             p_MK[m] = np.minimum(1, np.nan_to_num(_mean(p_SK[None])[0], nan=1.0) * times_K)
         return p_MK
 
     def _discordant(self, right_MSK: NDArray[np.float64]) -> tuple[NDArray[np.float64], NDArray[np.float64]] | None:
         """How many samples only the best, and only each method, has right; NaN if that is not known."""
         run = self.run
-        if part_of(self.measure) == "validation":  # predictions are of test samples
-            return None
-        if run.folder is None or not (run.folder / PREDICTIONS_FILE).exists() or run.protocol.round != "last":
+        if run.folder is None or _why_unknown(run, self.measure):
             return None
         right = self._right(predictions.read(run.folder))
         if right.empty:

@@ -8,6 +8,7 @@ from typing import Any
 import numpy as np
 import pandas as pd
 
+from idiolect.report.common_clients import counted
 from idiolect.runs.reader import Run
 
 MEASURES = {"f1": "F1", "auroc": "AUROC", "average_precision": "Average precision"}
@@ -17,8 +18,9 @@ MEASURES = {"f1": "F1", "auroc": "AUROC", "average_precision": "Average precisio
 def by_label(run: Run, measure: str = "f1") -> pd.DataFrame:
     """A measure of each label (rows) by method (columns, by label of the method), 0 to 1.
 
-    The mean over seeds of the mean over clients, at the protocol's stage and round. Clients without a value do not
-    count: those whose test samples have no such label, of which none is predicted either. NaN where nobody has one.
+    The mean over seeds of the mean over clients, at the protocol's stage and round. A client counts where all methods
+    have a value of it (see ``common_clients.counted``): F1 has none where no test sample has the label and none is
+    predicted. NaN where no client counts.
 
     Args:
         run: whose samples can have several labels.
@@ -27,7 +29,7 @@ def by_label(run: Run, measure: str = "f1") -> pd.DataFrame:
     methods = list(run.titles)
     table = {}
     for name in run.manifest["targets"]:
-        records = run.last_of(f"{measure}[{name}]")
+        records = counted(run, f"{measure}[{name}]")
         of_seed = records.groupby(["method", "seed"], observed=True)["value"].mean()
         table[name] = of_seed.groupby("method", observed=True).mean().reindex(methods)
     return pd.DataFrame(table, index=methods).T.rename_axis("label")
@@ -62,12 +64,12 @@ def shown(run: Run) -> list[dict[str, Any]]:
 
 
 def _cells(value_M: np.ndarray[Any, np.dtype[np.float64]]) -> list[dict[str, Any]]:
-    best = np.nanmax(value_M) if not np.isnan(value_M).all() else math.nan
+    best = np.nanmax(value_M).round(12) if not np.isnan(value_M).all() else math.nan  # equal means are equal
     return [
         {
             "value": "" if math.isnan(value) else value,
             "text": "-" if math.isnan(value) else f"{100 * value:.1f}",
-            "best": value == best,
+            "best": round(value, 12) == best,
         }
         for value in value_M.tolist()
     ]

@@ -20,7 +20,7 @@ from idiolect.report.measures import score_of
 from idiolect.report.notebook import facts, html
 from idiolect.report.rows import finished, is_best, summary, worst_mean
 from idiolect.report.tables import worst
-from idiolect.runs.reader import Run, once
+from idiolect.runs.reader import Run, once, part_of
 
 # S seeds, K clients, B resamples
 
@@ -110,7 +110,8 @@ def _compared(run: Run, method: str, base: str, by: Score, *, common: bool = Fal
     if point_SK.empty:
         return None
     whole = run.protocol.weighting == "sample"
-    weight_K = np.array([run.sizes[int(c)] if whole else 1.0 for c in point_SK.columns])
+    sizes = run.sizes_of(part_of(_metric(run, by)))
+    weight_K = np.array([sizes[int(c)] if whole else 1.0 for c in point_SK.columns])
     low, high = interval(point_SK.to_numpy(), weight_K)
     gain_K, both = by.sign * point_SK.mean(), point_SK.notna()
     p_values = _tested(point_SK)
@@ -275,10 +276,15 @@ def _label(run: Run, name: str) -> str:
     return label
 
 
+def _metric(run: Run, by: Score) -> str:
+    """The metric that is compared, as it is recorded: the run's own score may be that of validation samples."""
+    return run.metric if by == run.score else by.metric
+
+
 @once
 def _values(run: Run, label: str, by: Score, common: bool) -> pd.DataFrame:
     """Final scores: seeds x clients."""
-    metric = run.metric if by == run.score else by.metric
+    metric = _metric(run, by)
     values = counted(run, metric) if common else run.last_of(metric)
     mine = values[values["method"] == label]
     return mine.pivot(index="seed", columns="client", values="value")
@@ -322,9 +328,10 @@ def p_text(p: float | None) -> str:
 def render_comparison(run: Run, comparison: Comparison) -> Table:
     """A comparison for a terminal: a line for each number, and a sentence about the tests."""
     title, base = run.titles[comparison.method], run.titles[comparison.base]
+    part = part_of(_metric(run, comparison.by))
     table = Table(
         box=box.SIMPLE_HEAD, padding=(0, 0, 0, 1), pad_edge=False, show_edge=False,
-        caption=_about_tests(comparison, run.part, run.said()), caption_justify="left",
+        caption=_about_tests(comparison, part, run.protocol.said(samples=part)), caption_justify="left",
     )  # fmt: skip
     table.add_column(Text(f"{title} against {base}"), overflow="fold")
     table.add_column("", overflow="fold")
@@ -337,7 +344,7 @@ def _about_tests(comparison: Comparison, part: str = "", protocol: str = "") -> 
     """What was compared, and what the interval says; ``part`` are the samples, test or validation."""
     clients, seeds = comparison.better + comparison.worse + comparison.equal, len(comparison.p_values)
     count = f"{clients} clients, {seeds} seeds" if seeds > 1 else f"{clients} clients, one seed"
-    what = f"{f'{part} ' if part else ''}{comparison.by.name}"
+    what = f"{part} {comparison.by.name.removeprefix(f'{part} ')}".strip()
     what = f"points of {what}" if comparison.by.is_share else f"{what}, less is better"
     parts = [f"{count}; {what}{f': {protocol}' if protocol else ''}."]
     if seeds > 1:

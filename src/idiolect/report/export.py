@@ -15,11 +15,11 @@ from idiolect.report import by_label
 from idiolect.report.by_client import asked, by_client, frame
 from idiolect.report.figures import figures, palette, sensitivity
 from idiolect.report.formatting import file_name
-from idiolect.report.merge import AGAINST, merged
+from idiolect.report.merge import AGAINST, distinct, merged
 from idiolect.report.notes import notes
 from idiolect.report.rows import summary
 from idiolect.report.tables import as_csv, as_latex, chosen, columns_of, fields_of
-from idiolect.runs.reader import Run, read
+from idiolect.runs.reader import Run
 
 Form = Literal["latex", "csv", "clients", "labels", "png"]
 TABLES = {"latex": "table.tex", "csv": "table.csv"}
@@ -60,7 +60,7 @@ def export(runs: Path | Sequence[Path], form: Form, out: Path | None = None, col
     if form == "png":
         if columns:
             raise InputError(f"{argument('columns')} chooses columns of a table, and png has none: leave it out")
-        return pictures([read(path) for path in paths], out)
+        return pictures(distinct(paths), out)
     run = merged(paths)
     if form == "clients":
         tables = {metric: _clients(run, metric, columns) for metric in asked(run)}
@@ -114,7 +114,7 @@ def pictures(runs: Sequence[Run], out: Path) -> list[Path]:
     """
     colours = palette(list(runs))
     named_figures = [
-        (f"{file_name(run.name)}-" if len(runs) > 1 else "", f) for run in runs for f in figures(run, colours)[0]
+        (prefix, f) for prefix, run in zip(_prefixes(runs), runs, strict=True) for f in figures(run, colours)[0]
     ]
     named_figures += [("", figure) for figure in sensitivity(runs, colours)]
     paths = []
@@ -122,6 +122,14 @@ def pictures(runs: Sequence[Run], out: Path) -> list[Path]:
         paths.append(out / f"{prefix}{figure.name}.png")
         files.write(paths[-1], _png(figure.spec, 800 if figure.wide else max(480, figure.min_width)))
     return paths
+
+
+def _prefixes(runs: Sequence[Run]) -> list[str]:
+    """The start of the names of each run's files, which two runs never share."""
+    names = [file_name(run.name) for run in runs]
+    if len({name.lower() for name in names}) < len(names):  # "a b" and "a-b"; some systems do not tell A from a
+        names = [f"{name}-{i}" for i, name in enumerate(names, 1)]
+    return [f"{name}-" for name in names] if len(names) > 1 else [""] * len(names)
 
 
 def _png(spec: dict[str, Any], width: int) -> bytes:

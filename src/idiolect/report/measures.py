@@ -118,10 +118,16 @@ def means(run: Run) -> dict[str, dict[str, float]]:
     return means_of
 
 
+@once
+def _by_id(run: Run) -> dict[int, dict[str, Any]]:
+    """The clients of the manifest, by number."""
+    return {c["id"]: c for c in run.manifest["clients"]}
+
+
 def why_missing(run: Run, client: int, metric: str) -> str:
     """Why a client has no value of a metric, in words that follow its name."""
     part = part_of(metric)
-    test_C = next((c.get(part, ()) for c in run.manifest["clients"] if c["id"] == client), ())
+    test_C = _by_id(run).get(client, {}).get(part, ())
     if not sum(test_C):
         return f"no {part} samples"
     of = class_of(metric)
@@ -182,7 +188,7 @@ def suggestion(run: Run) -> list[str]:
         return []
     if "stratified" not in options or spec.options.get("stratified") or spec.options.get("official_split"):
         return []
-    about = {c["id"]: c for c in run.manifest["clients"]}
+    about = _by_id(run)
     if not any(_would_help(about[c]["train"], about[c]["test"]) for c in without):
         return []
     own_options = {k: v for k, v in spec.options.items() if k != "stratified" and v != options[k].default}

@@ -19,7 +19,8 @@ _SPLIT = (
     "dataset", "data", "target", "client_column", "drop", "resize", "normalise", "clients", "partition", "sizes",
     "keep", "new_clients", "data_seed", "shifts", "new_shifts",
 )  # fmt: skip
-_NUMBER = ("clients", "stage", "round", "validation", "weighting", "full_last_round")
+_NUMBER = ("clients", "stage", "round", "validation", "threshold", "weighting", "full_last_round")
+"""What of a protocol a number depends on; ``also`` and ``observe`` record more, and change none."""
 _OWN = (
     *_SPLIT, "name", "methods", "seeds", "protocol", "measures", "data_dir", "checkpoint_every", "save_predictions",
 )  # fmt: skip
@@ -38,7 +39,7 @@ def merged(folders: Sequence[Path]) -> Run:
     runs = [read(path) for path in folders]
     if len(runs) == 1:
         return runs[0]
-    run_names = _called(folders)
+    run_names = called(folders)
     for other, name in zip(runs[1:], run_names[1:], strict=True):
         if what := _apart(runs[0], other, run_names[0], name):
             raise InputError(f"{run_names[0]} and {name} cannot stand in one table: {what}")
@@ -68,7 +69,21 @@ def merged(folders: Sequence[Path]) -> Run:
     )  # fmt: skip
 
 
-def _called(folders: Sequence[Path]) -> list[str]:
+def distinct(folders: Sequence[Path]) -> list[Run]:
+    """The runs in some folders; those of studies with equal names also show their folders.
+
+    Raises:
+        InputError: a folder cannot be read.
+    """
+    runs = [read(path) for path in folders]
+    often = Counter(run.name for run in runs)
+    return [
+        dataclasses.replace(run, name=f"{run.name} ({name})") if often[run.name] > 1 else run
+        for run, name in zip(runs, called(folders), strict=True)
+    ]
+
+
+def called(folders: Sequence[Path]) -> list[str]:
     """The name of each run: that of its folder, or its whole path if two folders have the same name."""
     names = [path.resolve().name for path in folders]
     return names if len(set(names)) == len(names) else [str(path) for path in folders]

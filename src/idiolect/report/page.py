@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import base64
-import dataclasses
 import hashlib
 import json
 from collections import Counter
@@ -26,12 +25,13 @@ from idiolect.report.compare import Comparison, comparisons, p_text, too_few
 from idiolect.report.figures import Figure, figures, palette, sensitivity
 from idiolect.report.figures.view import View
 from idiolect.report.formatting import divided, plain
+from idiolect.report.merge import distinct
 from idiolect.report.notes import notes, said
 from idiolect.report.rows import is_best, new_clients, summary
 from idiolect.report.tables import as_csv, as_latex, columns_of, legend, new_clients_caption, score_text, worst
 from idiolect.report.templates import file_text, templates
 from idiolect.runs.folder import PAGE_FILE
-from idiolect.runs.reader import Run, read
+from idiolect.runs.reader import Run
 
 _SAID = 20  # shifts
 FIT = {"width": "container", "autosize": {"type": "fit-x", "contains": "padding"}}
@@ -46,7 +46,7 @@ def write(runs: list[Path], out: Path) -> Path:
     """
     if not runs:
         raise InputError("a report needs at least one run folder: give one")
-    return draw(_distinct([Path(r) for r in runs]), Path(out))
+    return draw(distinct([Path(r) for r in runs]), Path(out))
 
 
 class Head(NamedTuple):
@@ -73,16 +73,6 @@ def draw(runs: list[Run], out: Path, head: Head | None = None) -> Path:
         raise InputError(f"{out} is a folder: name a file, for example {out / PAGE_FILE}")
     files.write(out, page)
     return out
-
-
-def _distinct(paths: list[Path]) -> list[Run]:
-    """The runs; those with equal names also show their folders."""
-    runs = [read(path) for path in paths]
-    often = Counter(run.name for run in runs)
-    return [
-        dataclasses.replace(run, name=f"{run.name} ({path.resolve().name})") if often[run.name] > 1 else run
-        for run, path in zip(runs, paths, strict=True)
-    ]
 
 
 def _page(runs: list[Run], head: Head | None = None) -> str:

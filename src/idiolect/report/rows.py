@@ -84,8 +84,8 @@ class Row(NamedTuple):
 
     @property
     def rank(self) -> float:
-        """The score such that more is better; the lowest of all where there is none."""
-        return -np.inf if self.score is None else self.by.sign * self.score
+        """The score such that more is better, equal where means differ by rounding; the lowest where there is none."""
+        return -np.inf if self.score is None else self.by.sign * float(f"{self.score:.12g}")
 
 
 @once

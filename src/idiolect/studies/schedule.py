@@ -293,8 +293,6 @@ class _CellWriter:
         is_over = state.round == study.rounds or self.stop is not None
         self._schedule.advance(job, state.round, is_over)
         if state.round % study.checkpoint_every == 0 or is_over or state.round == self._schedule._until:
-            if self._predictions:  # before the checkpoint, which says that they are there
-                predictions.save(self.cell.folder, job.name, job.seed, self._predictions)
             self.save()
         by = job.data.score
         values = measures(records, seconds, study.protocol, self._rows, job.data.conditions, self._validation_rows, by)
@@ -315,7 +313,9 @@ class _CellWriter:
         self.trackers.__exit__(type(error), error, error.__traceback__)
 
     def save(self) -> None:
-        """Write the last whole round, unless it is on disk."""
+        """Write the last whole round, unless it is on disk; before the study's last one what it predicted."""
         if self.latest.round > self._round_on_disk:
+            if self._predictions and self.latest.round == self._study.rounds:  # its checkpoint says they are there
+                predictions.save(self.cell.folder, self.job.name, self.job.seed, self._predictions)
             self.cell.save(self.latest)
             self._round_on_disk = self.latest.round

@@ -7,6 +7,7 @@ had not been.
 
 from __future__ import annotations
 
+import sqlite3
 import warnings
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
@@ -76,17 +77,18 @@ class Proposals:
         self._spread = {label: spread(seed, space, self.sizes[label][0]) for label, space in spaces.items()}
         path = folder / STORAGE_FILE
         if not path.exists():
-            draft = folder / f".{STORAGE_FILE}"
-            draft.unlink(missing_ok=True)
-            self._open(draft, new=True)
-            draft.rename(path)
+            self._open(path, new=True)
         self._studies = self._open(path)
 
     def _open(self, path: Path, new: bool = False) -> dict[str, optuna.Study]:
+        """The methods' studies in a file; a new one is made beside it, and appears whole."""
         optuna, studies = load(), {}
+        file = path.with_name(f".{path.name}") if new else path
         try:
+            if new:
+                file.unlink(missing_ok=True)
             with _quiet():
-                storage = optuna.storages.RDBStorage(f"sqlite:///{path}")
+                storage = _storage(file)
                 _without_waiting(storage.engine)
                 for label, space in self._spaces.items():
                     ranges = {name: str(one) for name, one in space.items()}
@@ -99,12 +101,14 @@ class Proposals:
                         raise KeyError(label)
                 if new:
                     storage.engine.dispose()
+                    file.rename(path)
         except KeyError as error:
             what = f"{path} is of another search, with other ranges or without method {error}"
             raise InputError(f"{what}: choose another folder") from None
         except Exception as error:  # noqa: BLE001  of Optuna, SQLAlchemy or SQLite
             reason = str(error).partition("\n")[0][:120]
-            raise InputError(f"{path} cannot be used ({reason}): delete it, and resume the search") from None
+            what, fix = ("written", "choose another folder") if new else ("used", "delete it, and resume the search")
+            raise InputError(f"{path} cannot be {what} ({reason}): {fix}") from None
         return studies
 
     def start(self, label: str, number: int) -> int:
@@ -165,6 +169,19 @@ def load() -> Any:
         raise InputError("a search needs Optuna: pip install 'idiolect[tune]'") from None
     optuna.logging.set_verbosity(optuna.logging.ERROR)
     return optuna
+
+
+def _storage(path: Path) -> Any:
+    """Optuna's storage in a file of SQLite.
+
+    The file is opened here, because Optuna and SQLAlchemy read what follows a ``?``, and braces, in another way.
+    """
+    from sqlalchemy.pool import QueuePool
+
+    def connect() -> sqlite3.Connection:
+        return sqlite3.connect(path, check_same_thread=False)
+
+    return load().storages.RDBStorage("sqlite://", engine_kwargs={"creator": connect, "poolclass": QueuePool})
 
 
 def _without_waiting(engine: Any) -> None:

@@ -191,7 +191,7 @@ class PersonalState:
         """The state after a round; after round 0 it is the initial one.
 
         Raises:
-            Lost: it is not here.
+            MissingState: it is not here.
             InputError: it cannot be read.
         """
         if round == 0:

@@ -49,6 +49,7 @@ def sensitivity(runs: Sequence[Run], colours: Mapping[str, str]) -> list[Figure]
                 in_cells |= "where" in mine
                 uses.setdefault(mine["name"], []).append(_Point(mine.get("where", settings | options), row))
     lines: dict[tuple[str, str], list[Json]] = {}
+    parts: dict[tuple[str, str], dict[str, None]] = {}  # test or validation samples, each once
     shades: dict[str, str] = {}
     for points in uses.values():
         all_ = [one for each in uses.values() for one in each] if in_cells else points
@@ -61,11 +62,12 @@ def sensitivity(runs: Sequence[Run], colours: Mapping[str, str]) -> list[Figure]
         title = points[0].row.title.partition(" (")[0]
         shades[title] = colours[points[0].row.label]
         for group, ones in groups.items():
+            parts.setdefault((name, group), {}).update(dict.fromkeys(one.row.measured for one in ones))
             lines.setdefault((name, group), []).extend(
                 {"method": title, "x": one.values[name], "score": one.row.by.shown(one.row.score or 0)} for one in ones
             )
     by = runs[0].score if runs else ACCURACY
-    return [_curve(*of, values, shades, i, by) for i, (of, values) in enumerate(lines.items())]
+    return [_curve(*of, values, shades, i, by, " and ".join(parts[of])) for i, (of, values) in enumerate(lines.items())]
 
 
 def _varies(name: str, all_: Sequence[_Point], in_cells: bool) -> bool:
@@ -117,8 +119,10 @@ def _words(name: str) -> str:
     return name.replace("_", " ").replace(".", ": ", 1)
 
 
-def _curve(key: str, group: str, values: list[Json], shades: Mapping[str, str], number: int, by: Score) -> Figure:
-    """The figure of one number, with a line for each method."""
+def _curve(
+    key: str, group: str, values: list[Json], shades: Mapping[str, str], number: int, by: Score, part: str
+) -> Figure:
+    """The figure of one number, with a line for each method; ``part`` names the samples that are measured."""
     at, words = sorted({v["x"] for v in values}), _words(key)
     above = [x for x in at if x > 0]
     wide = at[0] >= 0 and above[-1] / above[0] >= 50
@@ -138,7 +142,7 @@ def _curve(key: str, group: str, values: list[Json], shades: Mapping[str, str], 
     return Figure(
         f"curve-{number}",
         f"{best['method']} reaches {by.text(best['score'] / by.factor, 1)}{by.unit} at {words} {best['x']:g}{of}",
-        f"Test {by.name} against {words}{of}; nothing else differs between a method's results"
+        f"{part.capitalize()} {by.name} against {words}{of}; nothing else differs between a method's results"
         + (" (logarithmic scale)." if wide else "."),
         {
             "data": {"values": values},
