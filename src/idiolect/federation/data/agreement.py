@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import dataclasses
 from collections.abc import Mapping, Sequence
-from itertools import pairwise
 from typing import Annotated, Any, NamedTuple, Self
 
 import numpy as np
@@ -85,6 +84,11 @@ class Sums(NamedTuple):
     target_square_D: Tree = ()
     """The sum of their squares, float64."""
 
+    @property
+    def samples(self) -> int:
+        """How many samples there are, of all parts."""
+        return sum(int(count_C.sum()) for count_C in self[: len(_PARTS)])
+
     @classmethod
     def like(cls, classes: int, features: int, targets: int = 0) -> Self:
         """Zeros of the right shapes."""
@@ -129,16 +133,23 @@ class Agreement(BaseModel):
         """The numbers that are normalised: channels, the features of a table, or those that a backbone makes."""
         return len(self.inputs.mean if self.features is None else self.features.mean)
 
+    @property
+    def samples(self) -> int:
+        """How many samples all sites have, of all parts."""
+        return sum(sum(row) for part in _PARTS for row in getattr(self, part))
+
     def federation(self, name: str) -> FederatedData:
-        """The clients' data without the samples: who has how many of which class."""
+        """The clients' data without the samples: who has how many of which class.
+
+        Numbers to predict are one row of zeros that stands for all: a site may say that it has any number of samples.
+        """
         rows = [row for client in zip(self.train, self.test, self.validation, strict=True) for row in client]
         counts = [sum(row) for row in rows]
-        ends = np.cumsum([0, *counts]).tolist()
-        parts = [torch.arange(start, end) for start, end in pairwise(ends)]
+        parts = torch.split(torch.arange(sum(counts)), counts)
         class_T = torch.arange(len(self.classes)).repeat(len(rows))
         y_R = class_T.repeat_interleave(torch.tensor(rows).flatten())
         train, test, validation = (tuple(parts[k::3]) for k in range(3))
-        value_RD = torch.zeros(len(y_R), len(self.targets), dtype=torch.float64)
+        value_RD = torch.zeros((), dtype=torch.float64).expand(len(y_R), len(self.targets))
         return data_of(self, name, empty(self), y_R, train, test, validation, value_RD)
 
     def among(self, names: Sequence[str]) -> Self:

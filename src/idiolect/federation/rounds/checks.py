@@ -19,7 +19,7 @@ from idiolect.simulation.client_runner import EvaluationResult, LocalResult
 from idiolect.training import trial
 
 _MOST = 1000  # values that a client may report
-_SAMPLES = 2**26  # of a site
+_SAMPLES, _OF_ALL = 2**26, 2**28  # of a site and of all sites: the server keeps a few whole numbers for each
 _FEW = 3  # uploads of which a median says something
 
 
@@ -89,24 +89,27 @@ def local_result(
     return LocalResult(torch.tensor(round), up, info)
 
 
-def sums_of(message: Message, like: Sums) -> Sums:
+def sums_of(message: Message, like: Sums, others: int = 0) -> Sums:
     """What a site says of its samples once features and classes are agreed.
 
     Args:
         message: the site's.
         like: sums of the right form.
+        others: how many samples the other sites have said that they have.
 
     Raises:
-        Refusal: an array has another shape or type, or a number is not possible.
+        Refusal: an array has another shape or type, a number is not possible, or there are too many samples.
     """
     result = Sums(**trees_of(message.arrays, {"sums": like._asdict()})["sums"])
     never_negative = tree.leaves((*result[:4], result.square_F, result.target_square_D))
     if tree.not_finite(result) is not None or any(bool((a < 0).any()) for a in never_negative):
         raise Refusal("a sum over its samples is not finite, or a number of samples is negative")
     train, test, validation = (float(a.double().sum()) for a in result[:3])
-    if not 1 <= train <= _SAMPLES or max(test, validation) > _SAMPLES:
+    if not (train >= 1 and train + test + validation <= _SAMPLES):
         more = f", and {validation:.6g} for validation" if validation else ""
         raise Refusal(f"it says that it has {train:.6g} training and {test:.6g} test samples{more}")
+    if (count := others + result.samples) > _OF_ALL:
+        raise Refusal(f"with it there would be {count:,} samples, and a run has room for {_OF_ALL:,} of all sites")
     return result
 
 
