@@ -68,7 +68,10 @@ class SecureSum:
                             questions[i].arrays if kind == "local" else {})
                 for i, more in of.items()
             }  # fmt: skip
-            return self._talk.ask(each, take, self._patience._replace(least=least), stop)
+            before = {} if kind == "keys" else self._talk.refusals
+            answers = self._talk.ask(each, take, self._patience._replace(least=least), stop)
+            self._talk.refusals = before | self._talk.refusals  # of all four questions
+            return answers
 
         def keys_of(i: int, message: Message) -> Keys:
             if names[i] not in self._public:

@@ -155,7 +155,8 @@ class Session:
     def _note(self, round: int, ids: Sequence[int], answers: Mapping[int, Any], seconds: float) -> None:
         """Keep a line for each round: who counted, who did not answer, and whose answer was refused."""
         job, talk = self._job, self._engine.conversation
-        present, exclusions = [talk.sites[i] for i in answers], dict(talk.refusals)
+        present = [talk.sites[i] for i in answers]
+        exclusions = {site: why for site, why in talk.refusals.items() if site not in present}
         absent = [site for site in (talk.sites[i] for i in ids) if site not in (*present, *exclusions)]
         self._engine.say.note(
             f"{job.name}, seed {job.seed}: round {round} closed with {len(present)} of {len(ids)} sites, "
