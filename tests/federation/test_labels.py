@@ -161,7 +161,7 @@ def test_a_late_site_brings_no_new_label(clinics: dict[str, SiteFiles], tmp_path
 @pytest.mark.parametrize(
     ("values", "said"),
     [
-        ({"measures": {"micro_f1": 1.5, "subset_accuracy": 0.5}}, "a micro_f1 of 1.5 is not possible"),
+        ({"measures": {"micro_f1": 1.5, "subset_accuracy": 0.5}}, "a value of 1.5 of micro_f1 is not possible"),
         ({"measures": {"micro_f1": 0.5}}, "it holds other measurements"),
         ({"accuracy": 0.5}, "it holds other measurements"),
         ({"validation_loss": 0.5}, "it holds only some of its numbers of validation samples"),

@@ -10,13 +10,16 @@ import numpy as np
 import pandas as pd
 import pytest
 import torch
-from sites import NAMES, Away, study, workers
+from sites import NAMES, Away, Loop, study, workers
 
-from idiolect.core.errors import InputError
-from idiolect.federation.data.agreement import Agreement, agree, common_form, unknown_texts
+from idiolect.core.errors import InputError, RunError
+from idiolect.data import FederatedData, manifest
+from idiolect.deploy.schema import Inputs, TargetPart
+from idiolect.federation.data.agreement import Agreement, Sums, agree, common_form, unknown_texts
 from idiolect.federation.data.samples import SiteFiles, sums
 from idiolect.federation.events import FILE, Events, read
-from idiolect.federation.messages import Message
+from idiolect.federation.messages import Message, Refusal, by_path
+from idiolect.federation.rounds import checks
 from idiolect.federation.rounds.conversation import Patience
 from idiolect.federation.server import run
 from idiolect.federation.server.conduct import Terms, conduct
@@ -147,6 +150,61 @@ def test_numbers_of_samples_that_are_not_possible(count: int, files: Files, tmp_
     assert found.records.query("client == 4")["metric"].unique().tolist() == ["answered"]
     what = "is negative" if count < 0 else "it says that it has 3.29853e+12 training and 4 test samples"
     assert [text for text in _said(tmp_path) if what in text]
+
+
+def test_what_cannot_be_counted_is_not_written(files: Files, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Or the server would fail in the same way each time it starts."""
+    study(tmp_path, rounds=2)
+
+    def none(data: FederatedData) -> dict[str, Any]:
+        raise RuntimeError("not enough memory")
+
+    monkeypatch.setattr(run, "manifest", none)
+    found = _run(tmp_path, Away(workers(tmp_path / "states", files), back=2))
+    assert found.records.query("client == 4")["metric"].unique().tolist() == ["answered"]
+    assert run.SiteRun.load(tmp_path / "run", "").agreement.train[4] == (0, 0, 0)
+
+
+def test_all_sites_together_have_no_more_samples_than_a_run_has_room_for(
+    files: Files, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    study(tmp_path, rounds=2)
+    monkeypatch.setattr(checks, "_OF_ALL", 90)
+    _run(tmp_path, Away(workers(tmp_path / "states", files), back=2))
+    what = "with it there would be 100 samples, and a run has room for 90 of all sites"
+    assert [text for text in _said(tmp_path) if what in text]
+    run_folder = tmp_path / "at once"
+    with pytest.raises(RunError, match=what):
+        conduct(
+            study_for(tmp_path / "study.yaml", "trial"), Loop(workers(tmp_path / "others", files)), list(NAMES),
+            run_folder, Events(quiet=True),
+        )  # fmt: skip
+
+
+@pytest.mark.parametrize(("train", "test", "counts"), [(2**25, 2**25, True), (2**25, 2**25 + 1, False), (0, 5, False)])
+def test_the_samples_of_a_site_count_together(train: int, test: int, counts: bool) -> None:
+    one = Sums.like(1, 2)._replace(train_C=torch.tensor([train]), test_C=torch.tensor([test]))
+    message = Message({}, by_path("sums", one._asdict()))
+    if counts:
+        assert checks.sums_of(message, Sums.like(1, 2)).samples == 2**26
+    else:
+        with pytest.raises(Refusal, match="it says that it has"):
+            checks.sums_of(message, Sums.like(1, 2))
+
+
+def test_samples_that_a_site_only_names_take_no_memory_for_their_targets() -> None:
+    names = tuple(f"t{k}" for k in range(1000))
+    agreement = Agreement(
+        inputs=Inputs(kind="images", shape=(1, 2, 2), mean=(0.0,), std=(1.0,)), classes=("+",), names=("a", "b"),
+        train=((2**16,), (1,)), test=((1,), (1,)), validation=((0,), (0,)), counts=((2**16 + 1,),),
+        targets=tuple(TargetPart(name=name, mean=0.0, std=1.0) for name in names),
+    )  # fmt: skip
+    data = agreement.federation("trial")
+    assert data.targets is not None
+    assert data.targets.value_RD.shape == (agreement.samples, 1000)
+    assert data.targets.value_RD.untyped_storage().nbytes() == 8
+    more = agreement.model_copy(update={"test": ((2,), (1,))}).federation("trial")
+    assert manifest(data)["hash"] != manifest(more)["hash"]
 
 
 def test_texts_that_nobody_had_at_the_start(tmp_path: Path) -> None:

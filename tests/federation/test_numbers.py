@@ -222,10 +222,10 @@ def test_secure_aggregation_gives_the_same_numbers(schools: Files, tmp_path: Pat
     [
         ({"loss": None, "measures": {"mae": 1.0}}, "other measurements"),
         ({"accuracy": 0.5}, "other measurements"),
-        ({"measures": {"mse": -1.0, "mae": 1.0}}, "a mse of -1 is not possible"),
-        ({"measures": {"mse": 1.0, "mae": -0.5}}, "a mae of -0.5 is not possible"),
-        ({"measures": {"mse": 1.0, "mae": 1.0, "r2": 1.5}}, "an r2 of 1.5 is not possible"),
-        ({"measures": {"mse": 1.0, "mae": 1.0, "mse[b]": -2.0}}, r"a mse\[b\] of -2 is not possible"),
+        ({"measures": {"mse": -1.0, "mae": 1.0}}, "a value of -1 of mse is not possible"),
+        ({"measures": {"mse": 1.0, "mae": -0.5}}, "a value of -0.5 of mae is not possible"),
+        ({"measures": {"mse": 1.0, "mae": 1.0, "r2": 1.5}}, "a value of 1.5 of r2 is not possible"),
+        ({"measures": {"mse": 1.0, "mae": 1.0, "mse[b]": -2.0}}, r"other measurements than the study\'s \(mse\[b\]\)"),
         ({"validation_loss": 1.0}, "only some of its numbers of validation samples"),
     ],
 )

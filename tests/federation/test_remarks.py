@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pandas as pd
@@ -10,6 +10,10 @@ import pytest
 from sites import Away, Loop, study, tables, workers
 
 from idiolect.core.errors import InputError
+from idiolect.data.datasets.dataset import Encoding
+from idiolect.deploy.schema import Scale
+from idiolect.federation.data.agreement import Offer, common_form
+from idiolect.federation.data.remarks import remarks
 from idiolect.federation.events import Events
 from idiolect.federation.rounds.conversation import Patience
 from idiolect.federation.server.conduct import Terms, conduct
@@ -109,3 +113,22 @@ def test_a_late_site_that_does_not_fit_is_told_once(name: str, tmp_path: Path) -
     assert said.count("this site takes no part: ") == 1
     assert sentence.replace(" at east", "") in said
     assert said.count("study trial of 5 rounds") == 1
+
+
+def test_many_columns_are_compared_in_a_moment() -> None:
+    """Each offer is read once, and not once for each column."""
+    count, readings = 300, 0
+
+    class Columns(tuple[Encoding, ...]):
+        def __iter__(self) -> Iterator[Encoding]:
+            nonlocal readings
+            readings += 1
+            return super().__iter__()
+
+    columns = Columns(Encoding(f"m{k}") for k in range(count))
+    one = Offer(kind="table", classes=("a", "b"), scales=(Scale(),) * count)
+    offers = {name: one.model_copy(update={"columns": columns}) for name in NAMES}
+    inputs, _ = common_form(offers, "classification")
+    assert remarks(inputs, offers) == []
+    assert len(inputs.columns) == count
+    assert readings < 10 * len(NAMES)

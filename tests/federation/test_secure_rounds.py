@@ -128,6 +128,25 @@ def test_one_site_is_lost_in_any_step(kind: str, kit: Path, made: Made, tmp_path
     assert len(trained) == 5 - (not late)
 
 
+def _refused(kind: str) -> Tamper:
+    def tamper(asked: Message, reply: Message) -> Message:
+        return Message({**reply.about, "refused": "no"} if asked.about["kind"] == kind else reply.about, reply.arrays)
+
+    return tamper
+
+
+@pytest.mark.parametrize("kind", ["keys", "shares", "local", "opening"])
+def test_the_events_name_who_was_refused_in_any_step(kind: str, kit: Path, made: Made, tmp_path: Path) -> None:
+    study(tmp_path, rounds=2, secure_aggregation=True)
+    _run(tmp_path, kit, Loop(made(), {"east": _refused(kind)}))
+    lines = [json.loads(line) for line in (tmp_path / "run" / FILE).read_text().splitlines()]
+    for line in (line for line in lines if "counted" in line):
+        assert line["excluded"] == ({} if kind == "opening" else {"east": "it says: no"})
+        assert line["counted"] == [name for name in NAMES if name not in line["excluded"]]
+        assert line["absent"] == []
+    assert sum("counted" in line for line in lines) == 2
+
+
 def test_a_site_that_comes_late_is_in_the_sums(kit: Path, made: Made, tmp_path: Path) -> None:
     study(tmp_path, rounds=3, secure_aggregation=True)
     found = _run(tmp_path, kit, Away(made(), back=2), start=4).records

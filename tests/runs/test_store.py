@@ -246,6 +246,13 @@ def test_records_that_cannot_be(folder: Path, change: Callable[[Any], Any], said
         report.read(folder)
 
 
+def test_a_method_may_report_a_number_called_accuracy(folder: Path) -> None:
+    before = pd.read_parquet(folder / "records.parquet")
+    more = before[before.metric == "accuracy"].assign(stage="local", value=2.0)
+    pd.concat([before, more]).to_parquet(folder / "records.parquet")
+    assert len(report.read(folder).records) == len(before) + len(more)
+
+
 @pytest.mark.parametrize("about", [b"{", b"[]", b'{"index_columns": 3, "columns": 4}', b"\xff"])
 def test_odd_metadata_do_not_matter(folder: Path, about: bytes) -> None:
     table = pq.read_table(folder / "records.parquet")

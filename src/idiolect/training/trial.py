@@ -9,7 +9,7 @@ import torch
 
 from idiolect.core import keys, tree
 from idiolect.core.inputs import Form, inputs_of, synthetic
-from idiolect.core.method import Data, Down, Method, Up
+from idiolect.core.method import Data, Down, Info, Method, Up
 from idiolect.core.objectives import TaskName
 from idiolect.core.tree import Tree
 
@@ -24,6 +24,8 @@ class Trial(NamedTuple):
     clients: list[Tree]
     """After it."""
     ups: list[Up]
+    infos: list[Info]
+    """What they report."""
     data: list[Data]
     starts: list[Tree]
     """The clients before it."""
@@ -64,12 +66,13 @@ def trial(method: Method, data: Sequence[Data]) -> Trial:
     down = method.send(server, ids)
     starts = [tree.copy(method.init_client(keys.start(0), id)) for id in ids]
     downs = [Down(down.shared, tree.rows(down.own, k)) for k in range(len(data))]
-    clients, ups = list[Tree](), list[Up]()
+    clients, ups, infos = list[Tree](), list[Up](), list[Info]()
     for k, client_data in enumerate(data):
-        client, up, _ = method.local(downs[k], tree.copy(starts[k]), client_data, keys.key(0, k))
+        client, up, info = method.local(downs[k], tree.copy(starts[k]), client_data, keys.key(0, k))
         clients.append(client)
         ups.append(up)
-    return Trial(server, down, clients, ups, list(data), starts)
+        infos.append(info)
+    return Trial(server, down, clients, ups, infos, list(data), starts)
 
 
 def stand_by(method: Method, one: Trial) -> Tree:

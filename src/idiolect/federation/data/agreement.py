@@ -8,9 +8,7 @@ squares. Where a frozen backbone makes the features, these are meant, and texts 
 from __future__ import annotations
 
 import dataclasses
-import statistics
 from collections.abc import Mapping, Sequence
-from itertools import pairwise
 from typing import Annotated, Any, NamedTuple, Self
 
 import numpy as np
@@ -18,7 +16,7 @@ import torch
 from pydantic import BaseModel, ConfigDict, Field
 from torch import Tensor
 
-from idiolect.core.errors import InputError, listed, option
+from idiolect.core.errors import InputError, listed
 from idiolect.core.objectives import TaskName
 from idiolect.core.tree import Tree
 from idiolect.data import FederatedData
@@ -26,10 +24,10 @@ from idiolect.data.custom.columns import check_amounts, in_order
 from idiolect.data.datasets.dataset import Encoding
 from idiolect.data.federated import RawSamples
 from idiolect.data.text.tokens import filled_up
-from idiolect.deploy import units
 from idiolect.deploy.schema import FeaturesPart, Inputs, Kind, Scale, TargetPart, TokensPart
 from idiolect.federation.data import targets
 from idiolect.federation.data.backbone import Backbone
+from idiolect.federation.data.common_columns import columns_of, scales_of
 
 _PARTS = ("train", "test", "validation")
 _Count = Annotated[int, Field(ge=0, le=2**40)]
@@ -86,6 +84,11 @@ class Sums(NamedTuple):
     target_square_D: Tree = ()
     """The sum of their squares, float64."""
 
+    @property
+    def samples(self) -> int:
+        """How many samples there are, of all parts."""
+        return sum(int(count_C.sum()) for count_C in self[: len(_PARTS)])
+
     @classmethod
     def like(cls, classes: int, features: int, targets: int = 0) -> Self:
         """Zeros of the right shapes."""
@@ -130,16 +133,23 @@ class Agreement(BaseModel):
         """The numbers that are normalised: channels, the features of a table, or those that a backbone makes."""
         return len(self.inputs.mean if self.features is None else self.features.mean)
 
+    @property
+    def samples(self) -> int:
+        """How many samples all sites have, of all parts."""
+        return sum(sum(row) for part in _PARTS for row in getattr(self, part))
+
     def federation(self, name: str) -> FederatedData:
-        """The clients' data without the samples: who has how many of which class."""
+        """The clients' data without the samples: who has how many of which class.
+
+        Numbers to predict are one row of zeros that stands for all: a site may say that it has any number of samples.
+        """
         rows = [row for client in zip(self.train, self.test, self.validation, strict=True) for row in client]
         counts = [sum(row) for row in rows]
-        ends = np.cumsum([0, *counts]).tolist()
-        parts = [torch.arange(start, end) for start, end in pairwise(ends)]
+        parts = torch.split(torch.arange(sum(counts)), counts)
         class_T = torch.arange(len(self.classes)).repeat(len(rows))
         y_R = class_T.repeat_interleave(torch.tensor(rows).flatten())
         train, test, validation = (tuple(parts[k::3]) for k in range(3))
-        value_RD = torch.zeros(len(y_R), len(self.targets), dtype=torch.float64)
+        value_RD = torch.zeros((), dtype=torch.float64).expand(len(y_R), len(self.targets))
         return data_of(self, name, empty(self), y_R, train, test, validation, value_RD)
 
     def among(self, names: Sequence[str]) -> Self:
@@ -227,8 +237,8 @@ def common_form(offers: Mapping[str, Offer], task: TaskName | None = None) -> tu
     if one.kind in ("images", "windows"):
         mean, std = (0.0,) * one.shape[0], (1.0,) * one.shape[0]
         return Inputs(kind=one.kind, shape=one.shape, channels=one.channels, mean=mean, std=std), classes
-    columns = _columns(offers)
-    scales = _scales(columns, offers)
+    columns = columns_of(offers)
+    scales = scales_of(columns, offers)
     width = sum(len(column.features) for column in columns)
     return Inputs(
         kind="table", shape=(width,), columns=columns, mean=(0.0,) * width, std=(1.0,) * width, scales=scales
@@ -257,7 +267,8 @@ def unknown_texts(agreement: Agreement, site: str, offer: Offer) -> list[str]:
             f"{site} has the label {new[0]!r}, which no site had at the start: leave it out, or start a new run"
         )
     _, classes = common_form({"the run": whole, site: offer}, "classification")  # which was decided at the start
-    _scales(there, {"the other sites": whole.model_copy(update={"scales": agreement.inputs.scales}), site: offer}, site)
+    others = whole.model_copy(update={"scales": agreement.inputs.scales})
+    scales_of(there, {"the other sites": others, site: offer}, site)
     if new := sorted(set(classes) - set(agreement.classes)):
         raise InputError(
             f"{site} has samples of the class {new[0]!r}, which no site had at the start: leave them out, or start a "
@@ -265,75 +276,6 @@ def unknown_texts(agreement: Agreement, site: str, offer: Offer) -> list[str]:
         )
     texts = {column.name: set(column.texts) for column in there if column.kind == "text"}
     return [f"{text!r} in {c.name}" for c in offer.columns for text in c.texts if text not in texts.get(c.name, {text})]
-
-
-def _columns(offers: Mapping[str, Offer]) -> tuple[Encoding, ...]:
-    """The columns that every site has, in the order of the first site, each as all sites together need it."""
-    by_name: dict[str, dict[str, Encoding]] = {}
-    for site, offer in offers.items():
-        for column in offer.columns:
-            by_name.setdefault(column.name, {})[site] = column
-    common = [_common_encoding(name, by) for name, by in by_name.items() if len(by) == len(offers)]
-    columns = tuple(column for column in common if column.features)
-    if not columns:
-        sites = listed([f"{site}: {listed([c.name for c in offer.columns], 5)}" for site, offer in offers.items()], 5)
-        raise InputError(f"the sites have no column in common besides the target ({sites}): give them the same names")
-    return columns
-
-
-def _scales(columns: Sequence[Encoding], offers: Mapping[str, Offer], site: str | None = None) -> tuple[Scale, ...]:
-    """How large the numbers of each column are over all sites; ``site`` is the one that an error is about, if given.
-
-    Raises:
-        InputError: those of some sites look like another unit.
-    """
-    scales, clashes = [], []
-    for column in columns:
-        by = by_site(column.name, offers)
-        scales.append(units.common_scale(list(by.values())))
-        if (far := units.apart(column.name, by, site)) is not None:
-            clashes.append((column.name, far))
-    if clashes:
-        name, (sites, *_) = clashes[0]
-        every = "; ".join(f"column {name!r} looks like another unit: {far}" for name, far in clashes[:3])
-        raise InputError(
-            f"{every}: convert it, or give {option('as_is', name)} at {', '.join(sites)} if the numbers are right"
-        )
-    return tuple(scales)
-
-
-def by_site(name: str, offers: Mapping[str, Offer]) -> dict[str, Scale]:
-    """What sites say of the numbers of a column."""
-    return {
-        site: scale
-        for site, offer in offers.items()
-        for column, scale in zip(offer.columns, offer.scales, strict=False)
-        if column.name == name and column.kind == "number"
-    }
-
-
-def _common_encoding(name: str, by: Mapping[str, Encoding]) -> Encoding:
-    empty_one = [column for column in by.values() if column.kind == "number" and not column.features]
-    kinds = {column.kind for column in by.values() if column not in empty_one}
-    if len(kinds) > 1:
-        text, number = (next(s for s, c in by.items() if c.kind == kind and c.features) for kind in ("text", "number"))
-        raise InputError(
-            f"column {name!r} has texts at {text} and numbers at {number}: make it one of the two, or drop it"
-        )
-    gaps = any(column.gaps for column in by.values())
-    if kinds == {"text"}:
-        texts = tuple(in_order({text for column in by.values() for text in column.texts}))
-        if len(texts) == 1 and not gaps:
-            return Encoding(name, value=False)
-        return Encoding(name, "text", texts, gaps=gaps)
-    shifts = [column.shift for column in by.values() if column.shift]
-    return Encoding(
-        name,
-        value=any(column.value for column in by.values()),
-        gaps=gaps,
-        shift=statistics.median(shifts) if shifts else 0.0,
-        scaled=any(column.scaled for column in by.values() if column not in empty_one),
-    )
 
 
 def agree(

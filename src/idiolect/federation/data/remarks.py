@@ -9,15 +9,17 @@ from idiolect.data.custom.columns import in_order
 from idiolect.data.datasets.dataset import Encoding
 from idiolect.deploy import units
 from idiolect.deploy.schema import Inputs
-from idiolect.federation.data.agreement import Offer, by_site
+from idiolect.federation.data.agreement import Offer
+from idiolect.federation.data.common_columns import by_column
 
 
 def remarks(inputs: Inputs, offers: Mapping[str, Offer]) -> list[str]:
     """Sentences about what sites should look at: columns that one lacks, classes that only one has, hidden gaps."""
     features, sentences = {column.name for column in inputs.columns}, list[str]()
     lacking: dict[tuple[str, ...], list[str]] = {}
-    for name in dict.fromkeys(column.name for offer in offers.values() for column in offer.columns):
-        without = tuple(site for site, offer in offers.items() if name not in {c.name for c in offer.columns})
+    names_of = {site: dict.fromkeys(column.name for column in offer.columns) for site, offer in offers.items()}
+    for name in dict.fromkeys(name for names in names_of.values() for name in names):
+        without = tuple(site for site, names in names_of.items() if name not in names)
         if without and name not in features:
             lacking.setdefault(without, []).append(name)
     for without, names in lacking.items():
@@ -37,9 +39,10 @@ def remarks(inputs: Inputs, offers: Mapping[str, Offer]) -> list[str]:
 
 def hidden_gaps(columns: Sequence[Encoding], offers: Mapping[str, Offer]) -> list[str]:
     """Sentences about sites where 0 may stand for a missing value."""
+    scales = by_column(offers)
     return [
         f"column {column.name!r} at {site} is 0 in most rows, and hardly ever at the other sites: if 0 stands for a "
         "missing value, leave these cells empty there"
         for column in columns
-        for site in units.hidden_gaps(by_site(column.name, offers))
+        for site in units.hidden_gaps(scales.get(column.name, {}))
     ]

@@ -90,7 +90,7 @@ class Server:
         limits: what is spent on visitors.
 
     Raises:
-        RunError: the port is taken.
+        RunError: the port is taken, or this Python cannot serve.
     """
 
     def __init__(
@@ -104,6 +104,9 @@ class Server:
         self._count = 0
         self._loop: asyncio.AbstractEventLoop | None = None
         self._thread: threading.Thread | None = None
+        self._start = threading.Event()
+        """Set once visitors can come, or it is known that they cannot."""
+        self._fault: Exception | None = None
 
     def __enter__(self) -> Self:
         host, port = self._place
@@ -114,10 +117,14 @@ class Server:
             why = os.strerror(error.errno) if error.errno and error.errno > 0 else error.strerror
             raise RunError(f"cannot listen on {host}:{port} ({why}): is the port in use?") from None
         listener.setblocking(False)
-        self._loop = asyncio.new_event_loop()
+        self._loop = asyncio.SelectorEventLoop()  # the usual one of Windows has no add_reader
         self._loop.set_exception_handler(lambda loop, context: None)  # a visitor that goes away is no event
         self._thread = threading.Thread(target=self._run, args=(self._loop, listener), name=f"web {port}", daemon=True)
         self._thread.start()
+        self._start.wait()
+        if self._fault is not None:
+            why = f"{type(self._fault).__name__} {self._fault}".strip()
+            raise RunError(f"cannot serve {host}:{port}, because asyncio does not start ({why}): take another Python")
         return self
 
     def __exit__(
@@ -145,7 +152,15 @@ class Server:
 
     def _run(self, loop: asyncio.AbstractEventLoop, listener: socket.socket) -> None:
         asyncio.set_event_loop(loop)
-        loop.add_reader(listener, self._accept, loop, listener)
+        try:
+            loop.add_reader(listener, self._accept, loop, listener)
+        except Exception as error:  # noqa: BLE001  who has entered the server says it
+            self._fault = error
+            listener.close()
+            loop.close()
+            self._start.set()
+            return
+        loop.call_soon(self._start.set)
         try:
             loop.run_forever()
         finally:

@@ -5,14 +5,13 @@ from __future__ import annotations
 import math
 import statistics
 from collections.abc import Collection, Mapping
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 
 from idiolect.core import tree
 from idiolect.core.errors import InputError, blame
 from idiolect.core.method import Method, Up
-from idiolect.core.objectives import TaskName
 from idiolect.data import FederatedData
 from idiolect.federation.data.agreement import Sums
 from idiolect.federation.messages import Message, Refusal, trees_of
@@ -20,13 +19,21 @@ from idiolect.simulation.client_runner import EvaluationResult, LocalResult
 from idiolect.training import trial
 
 _MOST = 1000  # values that a client may report
-_SAMPLES = 2**26  # of a site
-_ON_VALIDATION = {"validation_accuracy", "validation_loss"}
+_SAMPLES, _OF_ALL = 2**26, 2**28  # of a site and of all sites: the server keeps a few whole numbers for each
 _FEW = 3  # uploads of which a median says something
 
 
-def upload_form(method: Method, data: FederatedData, name: str) -> Up:
-    """An upload of the form that a method makes here, from a round on a few synthetic samples.
+class Form(NamedTuple):
+    """What a method sends after a round's training."""
+
+    up: Up
+    """An upload of the right form."""
+    info: frozenset[str]
+    """The names of what it reports."""
+
+
+def form_of(method: Method, data: FederatedData, name: str) -> Form:
+    """The form of what a method sends here, from a round on a few synthetic samples.
 
     Raises:
         RunError: the method raised.
@@ -34,7 +41,8 @@ def upload_form(method: Method, data: FederatedData, name: str) -> Up:
     with blame(f"{name}, on synthetic samples"):
         rows = 2 * max(data.outputs, 2)
         samples = trial.samples(data.inputs, data.outputs, rows, images=data.has_images, task=data.task)
-        return trial.trial(method, samples).ups[0]
+        one = trial.trial(method, samples)
+        return Form(one.ups[0], frozenset(one.infos[0]))
 
 
 def all_are_asked(name: str, method: Method, participation: float) -> None:
@@ -52,13 +60,13 @@ def all_are_asked(name: str, method: Method, participation: float) -> None:
 
 
 def local_result(
-    message: Message, like: Up, round: int, samples: int, labels: int = 1, measured: Collection[int] = ()
+    message: Message, form: Form, round: int, samples: int, labels: int = 1, measured: Collection[int] = ()
 ) -> LocalResult:
     """What a site trained, as the round loop takes it: in place of its state the round, because the state stays there.
 
     Args:
         message: the site's.
-        like: an upload of the right form.
+        form: of what the method sends.
         round: the round.
         samples: training samples that the site has said it has; a weight counts some of them, or is at most 1.
         labels: of which a sample can have several; a weight may count a sample once for each.
@@ -68,7 +76,7 @@ def local_result(
         Refusal: an array is missing, strange, of another shape or type, or not finite, a weight is negative or counts
             more samples than there are, or what it reports is not in order.
     """
-    up = Up(**trees_of(message.arrays, like._asdict()))
+    up = Up(**trees_of(message.arrays, form.up._asdict()))
     if (path := tree.not_finite(up)) is not None:
         raise Refusal(f"{path} is not finite")
     if any(a.numel() and bool((a < 0).any()) for a in tree.leaves(up.weight)):
@@ -77,99 +85,52 @@ def local_result(
     most = max(counts, default=0.0)
     if most > max(samples, 1) * labels * 1.001:
         raise Refusal(f"its weight is {most:.6g}, and it has {samples} training samples")
-    info = {name: torch.tensor(value) for name, value in report_of(message).items()}
+    info = {name: torch.tensor(value) for name, value in report_of(message, form.info).items()}
     return LocalResult(torch.tensor(round), up, info)
 
 
-def sums_of(message: Message, like: Sums) -> Sums:
+def sums_of(message: Message, like: Sums, others: int = 0) -> Sums:
     """What a site says of its samples once features and classes are agreed.
 
     Args:
         message: the site's.
         like: sums of the right form.
+        others: how many samples the other sites have said that they have.
 
     Raises:
-        Refusal: an array has another shape or type, or a number is not possible.
+        Refusal: an array has another shape or type, a number is not possible, or there are too many samples.
     """
     result = Sums(**trees_of(message.arrays, {"sums": like._asdict()})["sums"])
     never_negative = tree.leaves((*result[:4], result.square_F, result.target_square_D))
     if tree.not_finite(result) is not None or any(bool((a < 0).any()) for a in never_negative):
         raise Refusal("a sum over its samples is not finite, or a number of samples is negative")
     train, test, validation = (float(a.double().sum()) for a in result[:3])
-    if not 1 <= train <= _SAMPLES or max(test, validation) > _SAMPLES:
+    if not (train >= 1 and train + test + validation <= _SAMPLES):
         more = f", and {validation:.6g} for validation" if validation else ""
         raise Refusal(f"it says that it has {train:.6g} training and {test:.6g} test samples{more}")
+    if (count := others + result.samples) > _OF_ALL:
+        raise Refusal(f"with it there would be {count:,} samples, and a run has room for {_OF_ALL:,} of all sites")
     return result
 
 
-def report_of(message: Message) -> dict[str, float]:
-    """What a client reports of its training.
+def report_of(message: Message, names: Collection[str]) -> dict[str, float]:
+    """What a client reports of its training, by metric; ``names`` are those that its method reports.
 
     Raises:
         Refusal: it is not in order.
     """
-    return _numbers(message.about.get("info"), "info")
+    info = numbers(message.about.get("info"), "info")
+    if strange := sorted(info.keys() - set(names)):
+        raise Refusal(f"info {strange[0][:40]!r} is no number that its method reports")
+    return info
 
 
-def evaluation_result(message: Message, task: TaskName = "classification") -> EvaluationResult | None:
-    """What a site measured of what is learnt; None where its policy keeps this to itself.
+def numbers(values: Any, what: str, *, gaps: bool = False) -> dict[str, float]:
+    """A table of numbers that a site has sent; with ``gaps`` one may be missing, which is NaN.
 
     Raises:
-        Refusal: it is not in order.
+        Refusal: it is something else.
     """
-    if message.about.get("withheld"):
-        return None
-    about = message.about.get("measured")
-    if not isinstance(about, dict):
-        raise Refusal("it holds no measurements")
-    values = dict(about)
-    more = _numbers(values.pop("measures", {}), "measures", gaps=True)
-    numbers = _numbers(values, "measured", gaps=True)
-    if task == "multilabel":
-        return _of_labels(numbers, more)
-    if task == "regression":
-        return _of_numbers(numbers, more)
-    if not {"accuracy", "loss", "calibration_error", "brier"} <= numbers.keys() <= set(EvaluationResult._fields):
-        raise Refusal("it holds other measurements")
-    for name, what in (("accuracy", "an accuracy"), ("validation_accuracy", "a validation accuracy")):
-        if name in numbers and not 0 <= numbers[name] <= 1:
-            raise Refusal(f"{what} of {numbers[name]:g} is not possible")
-    if len(_ON_VALIDATION & numbers.keys()) == 1:
-        raise Refusal("it holds only one of its two numbers of validation samples")
-    return EvaluationResult(**numbers, measures=more or None)  # type: ignore[arg-type]
-
-
-def _of_numbers(numbers: Mapping[str, float], more: Mapping[str, float]) -> EvaluationResult:
-    """The measures of predicted numbers."""
-    if not {"loss"} <= numbers.keys() <= {"loss", "validation_loss"} or not {"mse", "mae"} <= more.keys():
-        raise Refusal("it holds other measurements")
-    errors = [name for name in more if name.removeprefix("validation_").startswith(("mse", "mae"))]
-    for name in (*errors, *more):
-        if more[name] < 0 and name in errors:
-            raise Refusal(f"a {name} of {more[name]:g} is not possible")
-        if more[name] > 1 and name.removeprefix("validation_") == "r2":
-            raise Refusal(f"an {name} of {more[name]:g} is not possible")
-    if ("validation_loss" in numbers) != ("validation_mse" in more):
-        raise Refusal("it holds only some of its numbers of validation samples")
-    return EvaluationResult(**numbers, measures=more)  # type: ignore[arg-type]
-
-
-def _of_labels(numbers: Mapping[str, float], more: Mapping[str, float]) -> EvaluationResult:
-    """The measures of predicted labels: all are shares."""
-    if (
-        not {"loss"} <= numbers.keys() <= {"loss", "validation_loss"}
-        or not {"micro_f1", "subset_accuracy"} <= more.keys()
-    ):
-        raise Refusal("it holds other measurements")
-    for name, value in more.items():
-        if not (0 <= value <= 1 or math.isnan(value)):
-            raise Refusal(f"a {name[:40]} of {value:g} is not possible")
-    if ("validation_loss" in numbers) != ("validation_micro_f1" in more):
-        raise Refusal("it holds only some of its numbers of validation samples")
-    return EvaluationResult(**numbers, measures=more)  # type: ignore[arg-type]
-
-
-def _numbers(values: Any, what: str, *, gaps: bool = False) -> dict[str, float]:
     if not isinstance(values, dict) or len(values) > _MOST:
         raise Refusal(f"{what} is not a table of numbers")
     result = {}

@@ -123,11 +123,12 @@ class Conversation:
             RunError: fewer than ``patience.least`` can answer.
             Interrupted: ``stop`` returned true.
         """
-        outsiders = [i for i in questions if math.isinf(self._link.quiet_for(self.sites[i]))]
+        outsiders = [i for i in questions if self._is_revoked(self.sites[i])]
         waiting = {i: _Open(self.sites[i], [question]) for i, question in questions.items() if i not in outsiders}
         answers: dict[int, T] = {}
         why: dict[int, str] = {}
         start = notice_time = time.monotonic()
+        self._enough(answers, waiting, outsiders, why, patience)
         try:
             for one in waiting.values():
                 self._send(one)
@@ -155,6 +156,10 @@ class Conversation:
                             self._change(one.site, kind, "", f"{one.site} counts again", back=True)
                         if not one.queue or i in why:
                             del waiting[i]
+                    elif self._is_revoked(one.site):
+                        self._link.forget([one.ticket])
+                        outsiders.append(i)
+                        del waiting[i]
                     elif (now := self._link.connections(one.site)) != one.connections:
                         if one.connections:
                             what = f"{one.site} is back and is asked again"
@@ -163,9 +168,7 @@ class Conversation:
                             self._send(one)
                         else:  # its first connection, which fetches the question that waits for it
                             one.connections = now
-                if len(answers) + len(waiting) < patience.least:
-                    what = f"only {len(answers)} sites could answer, and {patience.least} are needed"
-                    raise RunError(f"{what}: {_reasons(self.sites, why)}")
+                self._enough(answers, waiting, outsiders, why, patience)
                 if self._closes(waiting, answers, patience, time.monotonic() - start):
                     break
                 if time.monotonic() - notice_time > patience.notice:
@@ -183,6 +186,17 @@ class Conversation:
             self._change(one.site, str(questions[i].about["kind"]), "missing", what, missing=True)
         self.refusals = {self.sites[i]: reason for i, reason in why.items()}
         return answers
+
+    def _is_revoked(self, site: str) -> bool:
+        return math.isinf(self._link.quiet_for(site))
+
+    def _enough(
+        self, answers: Mapping[int, Any], waiting: Mapping[int, _Open], outsiders: Iterable[int],
+        why: Mapping[int, str], patience: Patience,
+    ) -> None:  # fmt: skip
+        if len(answers) + len(waiting) < patience.least:
+            what = f"only {len(answers)} sites could answer, and {patience.least} are needed"
+            raise RunError(f"{what}: {_reasons(self.sites, {i: 'its key is revoked' for i in outsiders} | dict(why))}")
 
     def _change(self, site: str, kind: str, state: str, what: str, **values: Any) -> None:
         """Say how a site stands if that is new, and not again in each round."""

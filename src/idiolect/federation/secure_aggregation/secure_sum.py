@@ -13,7 +13,7 @@ from idiolect.core.method import Up
 from idiolect.core.reduction import Additions
 from idiolect.federation.events import Events
 from idiolect.federation.messages import Message, Refusal, trees_of
-from idiolect.federation.rounds.checks import report_of
+from idiolect.federation.rounds.checks import Form, report_of
 from idiolect.federation.rounds.conversation import Conversation, Patience, Question
 from idiolect.federation.secure_aggregation.masking import Keys, flat, threshold, unflat, unmask, verify_keys
 from idiolect.federation.secure_aggregation.site_sums import purpose_of
@@ -38,7 +38,7 @@ class SecureSum:
         self._talk, self._public, self._patience, self._say = conversation, public, patience, say
 
     def __call__(
-        self, questions: Mapping[int, Question], like: Up, stop: Callable[[], bool],
+        self, questions: Mapping[int, Question], form: Form, stop: Callable[[], bool],
         on_upload: Callable[[Message], None], count: int,
     ) -> dict[int, LocalResult]:  # fmt: skip
         """The sites of the sum of a round; with the first of them comes the sum, as that of all participants.
@@ -47,7 +47,7 @@ class SecureSum:
 
         Args:
             questions: to each client, as without secure aggregation.
-            like: an upload.
+            form: of what the method sends.
             stop: whether to stop.
             on_upload: is told of each upload that comes.
             count: how many participants the round has.
@@ -68,7 +68,10 @@ class SecureSum:
                             questions[i].arrays if kind == "local" else {})
                 for i, more in of.items()
             }  # fmt: skip
-            return self._talk.ask(each, take, self._patience._replace(least=least), stop)
+            before = {} if kind == "keys" else self._talk.refusals
+            answers = self._talk.ask(each, take, self._patience._replace(least=least), stop)
+            self._talk.refusals = before | self._talk.refusals  # of all four questions
+            return answers
 
         def keys_of(i: int, message: Message) -> Keys:
             if names[i] not in self._public:
@@ -88,9 +91,9 @@ class SecureSum:
 
             def upload(i: int, message: Message) -> tuple[dict[str, Tensor], dict[str, float]]:
                 on_upload(message)
-                whole = tree.map(lambda a: torch.zeros(a.shape, dtype=torch.int64), like)
+                whole = tree.map(lambda a: torch.zeros(a.shape, dtype=torch.int64), form.up)
                 trees_of(message.arrays, whole._asdict())
-                return message.arrays, report_of(message)
+                return message.arrays, report_of(message, form.info)
 
             others = {i: {"sealed": {names[j]: boxes[j][names[i]] for j in boxes if j != i}} for i in boxes}
             uploads: dict[int, tuple[dict[str, Tensor], dict[str, float]]] = ask("local", others, upload)
@@ -110,14 +113,14 @@ class SecureSum:
                 for part, some in owners.items()
             }
             whole = unmask(total, {names[i]: k for i, k in keys.items()}, senders, dropouts, shares_by_part)
-            up = _read(unflat(whole, arrays[0]), like)
+            up = _read(unflat(whole, arrays[0]), form.up)
         except Refusal as error:
             where = f"{about['method']}, seed {about['seed']}: round {about['round']}"
             self._say(f"{where} changes nothing: {error}", round=about["round"], refused=str(error))
             return {}
         round, root = (
             torch.tensor(about["round"]),
-            Additions.root(count, summing.sums_of(up), summing.like(like)),
+            Additions.root(count, summing.sums_of(up), summing.like(form.up)),
         )
         return {
             i: LocalResult(

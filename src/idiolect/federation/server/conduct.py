@@ -189,7 +189,14 @@ def _agreement(talk: Conversation, study: SiteStudy, terms: Terms, stop: Callabl
     features |= {"labels": list(predicted)} if several else {}
     width = width_of(study, len(inputs.mean))
     form = Sums.like(len(classes), width, len(predicted))
-    site_sums: dict[int, Sums] = ask("inputs", offers, lambda i, m: checks.sums_of(m, form), features)
+    counts: list[int] = []
+
+    def take_sums(client: int, message: Message) -> Sums:
+        sums = checks.sums_of(message, form, sum(counts))
+        counts.append(sums.samples)
+        return sums
+
+    site_sums: dict[int, Sums] = ask("inputs", offers, take_sums, features)
     by_name = {talk.sites[i]: sums for i, sums in site_sums.items()}
     agreement = agree(
         inputs,

@@ -16,7 +16,7 @@ from idiolect.core.reduction import Reduction
 from idiolect.core.tree import Tree
 from idiolect.federation.events import Events
 from idiolect.federation.messages import Message, by_path
-from idiolect.federation.rounds import checks
+from idiolect.federation.rounds import checks, measurements
 from idiolect.federation.rounds.conversation import Conversation, Patience, Question
 from idiolect.simulation.adding import Places
 from idiolect.simulation.client_runner import EvaluationResult, Job, LocalResult, Phase, Stop
@@ -96,8 +96,9 @@ class Session:
         self.seconds, self._engine, self._job = 0.0, engine, job
         method = job.build.real()
         checks.all_are_asked(job.name, method, engine.participation)
-        self._like = checks.upload_form(method, job.data, job.name)
-        self._measured = Reduction(method.reduce, self._like).measured
+        self._form = checks.form_of(method, job.data, job.name)
+        self._measured = Reduction(method.reduce, self._form.up).measured
+        self._metrics = measurements.Metrics.of(job)
 
     def map(
         self, phase: Phase, round: int, ids: Sequence[int], down: Down, clients: Sequence[Tree], stop: Stop,
@@ -129,16 +130,16 @@ class Session:
             on_answer(message)
             if phase == "local":
                 labels = job.data.outputs if job.data.task == "multilabel" else 1
-                return checks.local_result(message, self._like, round, engine.samples(i), labels, self._measured)
-            return checks.evaluation_result(message, job.data.task)
+                return checks.local_result(message, self._form, round, engine.samples(i), labels, self._measured)
+            return measurements.evaluation_result(message, self._metrics)
 
         before, start = self.seconds, time.monotonic()
         least = min(engine.patience.least, len(ids)) if phase == "local" else 0
-        if phase == "local" and job.secure and tree.leaves(self._like.value):
+        if phase == "local" and job.secure and tree.leaves(self._form.up.value):
             from idiolect.federation.secure_aggregation.secure_sum import SecureSum
 
             secure = SecureSum(engine.conversation, engine.public, engine.patience, engine.say)
-            answers: dict[int, Any] = secure(questions, self._like, stop, on_answer, len(ids))
+            answers: dict[int, Any] = secure(questions, self._form, stop, on_answer, len(ids))
         else:
             answers = engine.conversation.ask(questions, take, engine.patience._replace(least=least), stop)
             if phase == "local" and job.privacy is None:  # else one site would decide which others count
@@ -154,7 +155,8 @@ class Session:
     def _note(self, round: int, ids: Sequence[int], answers: Mapping[int, Any], seconds: float) -> None:
         """Keep a line for each round: who counted, who did not answer, and whose answer was refused."""
         job, talk = self._job, self._engine.conversation
-        present, exclusions = [talk.sites[i] for i in answers], dict(talk.refusals)
+        present = [talk.sites[i] for i in answers]
+        exclusions = {site: why for site, why in talk.refusals.items() if site not in present}
         absent = [site for site in (talk.sites[i] for i in ids) if site not in (*present, *exclusions)]
         self._engine.say.note(
             f"{job.name}, seed {job.seed}: round {round} closed with {len(present)} of {len(ids)} sites, "

@@ -135,14 +135,14 @@ class Joining:
 
         def on_sums(message: Message) -> list[Question]:
             form = Sums.like(len(agreement.classes), agreement.width, len(agreement.targets))
-            sums = checks.sums_of(message, form)
+            sums = checks.sums_of(message, form, self.site_run.agreement.samples)
             more = texts_of(agreement.inputs, [sums])
             texts = tuple(a + b for a, b in zip(self.site_run.texts, more, strict=True))
-            self.site_run = self.site_run._replace(
-                agreement=self.site_run.agreement.with_counts(client, sums), texts=texts
-            )
-            self.site_run.write(self._folder)
-            renew(self._folder, manifest(self.site_run.agreement.federation("")))
+            larger = self.site_run._replace(agreement=self.site_run.agreement.with_counts(client, sums), texts=texts)
+            content = manifest(larger.agreement.federation(""))  # if this fails, nothing is written
+            larger.write(self._folder)
+            self.site_run = larger
+            renew(self._folder, content)
             round, count = request.get("round"), self.samples(client)
             what = f"{site} comes late and takes part from round {round} of {request.get('method')} on"
             self._say(f"{what}, with {count} training samples", site=site, round=round, late=True)
