@@ -228,6 +228,16 @@ def test_titles_of_the_table_name_methods_too(make, tmp_path):
     assert (found.method, found.base) == ("fedpac:alignment=0,threshold=0.1", "fedavg")
 
 
+def test_methods_that_have_not_come_equally_far(make, tmp_path):
+    made = make(["fedavg", "fedpac"], seeds=(0, 1))
+    last = made.study["rounds"]
+    made.drop(lambda r: r[:2] == ("fedpac", 1) and r[2] == last)
+    run = report.read(made.save(tmp_path / "run"))
+    with pytest.raises(InputError, match=f"fedpac has [0-9]+ rounds with seed 1 and fedavg {last}, .* finish the run"):
+        report.compare(run, "fedpac", "fedavg")
+    assert [row.versus_fedavg for row in report.summary(run)] == [0.0, None]
+
+
 def test_nothing_in_common(make, tmp_path):
     made = make(["fedavg", "fedpac"], seeds=(0, 1))
     made.drop(lambda r: (r[0], r[1]) in (("fedavg", 0), ("fedpac", 1)))

@@ -67,7 +67,9 @@ def check(made, folder):
         want = expected(made, row.label)
         own = {r[1] for r in made.records if r[0] == row.label and r[5] == "accuracy"}
         base = expected(made, "fedavg", own)["accuracy"] if "fedavg" in made.labels else None
-        known = base is not None and want["accuracy"] is not None
+        known = (
+            base is not None and want["accuracy"] is not None and want["rounds"] == expected(made, "fedavg")["rounds"]
+        )
         want["versus_fedavg"] = 100 * (want["accuracy"] - base) if known else None
         for name, value in want.items():
             got = getattr(row, name)

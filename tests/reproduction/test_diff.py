@@ -181,6 +181,15 @@ def test_the_first_round_that_is_unlike(runs: Path, tmp_path: Path) -> None:
     )
 
 
+def test_a_run_that_is_not_at_its_end_explains_the_numbers(runs: Path, tmp_path: Path) -> None:
+    shutil.copytree(runs / "a", tmp_path / "c")
+    records = pd.read_parquet(runs / "a" / "records.parquet")
+    last = int(records["round"].max())
+    records[(records.method != "fedavg") | (records["round"] < last)].to_parquet(tmp_path / "c" / "records.parquet")
+    [sentence] = compare(of_run(runs / "a"), of_run(tmp_path / "c")).remains
+    assert re.fullmatch(f"The runs are not equally long: fedavg is at round {last} and [0-9]+. Finish both.", sentence)
+
+
 def test_the_same_settings_on_other_rows(runs: Path, tmp_path: Path) -> None:
     shutil.copytree(runs / "a", tmp_path / "c")
     manifest = json.loads((tmp_path / "c" / "manifest.json").read_text())

@@ -81,8 +81,8 @@ def compare(run: Run, method: str, base: str, measure: str | None = None) -> Com
             client counts where both methods have a value of it.
 
     Raises:
-        InputError: one of them did not run, both are the same, they have no results of the same client and seed, or
-            the run did not record the measure.
+        InputError: one of them did not run, both are the same, they have no results of the same client and seed, one
+            has trained for fewer rounds, or the run did not record the measure.
     """
     by = run.score if measure is None else score_of(run, measure)
     method, base = _label(run, method), _label(run, base)
@@ -91,11 +91,24 @@ def compare(run: Run, method: str, base: str, measure: str | None = None) -> Com
     for d in run.diverged:
         if d.method in (method, base):
             raise InputError(f"{d.method} diverged in round {d.round} with seed {d.seed}, so it cannot be compared")
+    _check_rounds(run, method, base)
     if (comparison := _compared(run, method, base, by)) is None:
         what = f"{method} and {base} have no results of the same clients and seeds"
         what += "" if measure is None else f" by {measure}"
         raise InputError(f"{what}: finish the run, or compare others")
     return comparison
+
+
+def _check_rounds(run: Run, method: str, base: str) -> None:
+    if run.study.get("patience") is not None:  # each may end at a round of its own
+        return
+    ends = run.scores.groupby(["method", "seed"])["round"].max().unstack("method")
+    for seed, (one, other) in ends.reindex(columns=[method, base]).dropna().iterrows():
+        if one != other:
+            raise InputError(
+                f"{method} has {one:.0f} rounds with seed {seed} and {base} {other:.0f}, so they cannot be compared: "
+                "finish the run"
+            )
 
 
 def compared(run: Run, method: str, base: str) -> Comparison | None:

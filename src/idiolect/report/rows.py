@@ -99,8 +99,10 @@ def summary(run: Run) -> list[Row]:
     valid = _of_methods(run, counted(run, run.score.validation))
     calibration, brier = (_of_methods(run, counted(run, metric)) for metric in ("calibration_error", "brier"))
     sent_by, final_by, timings = (_of_methods(run, frame) for frame in (wire, run.final, run.timings))
+    rounds = {label: _evaluated(part) for label, part in evaluated.items()}
     rows = []
     for label, title in run.titles.items():
+        even = fedavg is not None and (rounds[label] == rounds[fedavg] or run.study.get("patience") is not None)
         end, sent, seconds = ends[label], sent_by[label], timings[label]["seconds"]
         seeds = _of_seeds(end)
         each = per_seed(run, end)
@@ -114,10 +116,10 @@ def summary(run: Run) -> list[Row]:
                 _per_sample(run, end),
                 _mean([value_K.std() for value_K in seeds]),
                 _mean([worst_mean(value_K, run.score) for value_K in seeds]),
-                _gain(run, end, ends[fedavg]) if fedavg else None,
+                _gain(run, end, ends[fedavg]) if fedavg and even else None,
                 float(sent["value"].sum()) / exchanges if exchanges else None,
                 float(seconds.sum()) if len(seconds) else None,
-                _evaluated(evaluated[label]),
+                rounds[label],
                 final_by[label]["seed"].nunique(),
                 float(np.std(each, ddof=1)) if len(each) > 1 else None,
                 _over_clients(calibration[label]),

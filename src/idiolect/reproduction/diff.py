@@ -219,7 +219,7 @@ def compare(a: Side, b: Side) -> Diff:
     differences.sort(key=lambda d: _rank(d.what))
     numbers = tuple(_gap(a, b, *pair) for pair in pairs) if a.run is not None else ()
     unexplained = not differences and not _same(numbers)
-    return Diff(a.name, b.name, tuple(differences), tuple(_remains(a, b, unexplained)), numbers)
+    return Diff(a.name, b.name, tuple(differences), tuple(_remains(a, b, numbers if unexplained else ())), numbers)
 
 
 def _same(numbers: Sequence[Gap]) -> bool:
@@ -323,7 +323,10 @@ def _note(side: Side, what: str) -> str:
     return " then ".join(dict.fromkeys(str(of(ran)) for ran in side.ran if of(ran)))
 
 
-def _remains(a: Side, b: Side, unexplained: bool) -> Iterator[str]:
+def _remains(a: Side, b: Side, unexplained: Sequence[Gap]) -> Iterator[str]:
+    uneven = [gap for gap in unexplained if gap.round_a != gap.round_b]
+    for gap in uneven[:1]:
+        yield f"The runs are not equally long: {gap.method} is at round {gap.round_a} and {gap.round_b}. Finish both."
     runs = [side for side in (a, b) if side.run is not None]
     silent = [side.name for side in runs if not _note(side, "machine")]
     for name in silent:
@@ -334,7 +337,7 @@ def _remains(a: Side, b: Side, unexplained: bool) -> Iterator[str]:
         one, other = _note(a, what), _note(b, what)
         if one != other and (what != "engine" or "vectorised" not in one + other):
             yield f"The {what} was {one} in {a.name} and {other} in {b.name}: {effect}."
-    if unexplained:
+    if unexplained and not uneven:
         yield "Still, the numbers differ: the code changed without a new version, or a GPU gave other numbers."
 
 
