@@ -35,6 +35,7 @@ HOSTILE = [
     ("a: b: c", "line 1: mapping values are not allowed here"),
     ("a: \x00", "special characters are not allowed"),
     ("? [1]\n: 2", "line 1: found unhashable key"),
+    ("rounds: 1\nlr: 0.1\nrounds: 3", "line 3: 'rounds' is given twice: leave one of them out"),
 ]
 
 
@@ -56,7 +57,7 @@ def test_yaml_that_is_too_large_is_not_parsed(tmp_path: Path) -> None:
 
 
 def test_a_repeated_part_is_no_bomb() -> None:
-    text = "base: &base {alpha: 0.3}\none: *base\ntwo: {<<: *base, beta: 1}"
+    text = "base: &base {alpha: 0.3}\none: *base\ntwo: {<<: *base, beta: 1, alpha: 0.5}"
     assert parse_yaml(text) == yaml.safe_load(text)
 
 

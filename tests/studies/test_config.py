@@ -38,6 +38,7 @@ SMALL: dict[str, Any] = {"clients": 4, "rounds": 2, "local_epochs": 1, "model": 
         ({"partition": 3}, "partition: cannot read 3; write name:option=value, for example dirichlet:alpha=0.3"),
         ({"shifts": ["rotate:90"]}, "cannot read '90' in 'rotate:90': write options as name:key=value,key=value"),
         ({"methods": [{"name": "fedavg", "colour": "red"}]}, "methods: cannot read 'red'; write name:option=value"),
+        ({"methods": []}, "methods: cannot read []; write name:option=value, for example fedpac:alignment=0.5"),
         ({"evaluate_every": 0}, "evaluate_every=0 is not valid: "),
         ({"name": ""}, "name='' is not valid: "),
     ],

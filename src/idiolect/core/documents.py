@@ -11,7 +11,7 @@ import yaml
 from yaml.composer import ComposerError
 from yaml.constructor import ConstructorError
 from yaml.events import AliasEvent
-from yaml.nodes import Node, ScalarNode
+from yaml.nodes import MappingNode, Node, ScalarNode
 
 from idiolect.core import files
 from idiolect.core.errors import brief
@@ -98,6 +98,16 @@ class _Bounded(yaml.SafeLoader):
             self._sizes[id(node)] = self._count - before
         if self._count > _MOST:
             raise ComposerError(None, None, "it is larger than any study, or repeats itself without end", mark)
+        return node
+
+    def compose_mapping_node(self, anchor: Any) -> MappingNode:
+        node = super().compose_mapping_node(anchor)
+        keys = [key for key, _ in node.value if isinstance(key, ScalarNode)]
+        names = [key.value for key in keys]
+        for at, key in enumerate(keys):
+            if key.value in names[:at]:
+                sentence = f"{brief(key.value)} is given twice: leave one of them out"
+                raise ComposerError(None, None, sentence, key.start_mark)
         return node
 
     def construct_object(self, node: Node, deep: bool = False) -> Any:

@@ -19,6 +19,7 @@ from idiolect.models.pretrained import code_of
 
 T = TypeVar("T")
 _EXAMPLES = {
+    "methods": "fedpac:alignment=0.5",
     "lr_schedule": "cosine:warmup=5",
     "server_optimiser": "adam:lr=0.01",
     "privacy": "gaussian:norm=1.0,noise_multiplier=1.0",
