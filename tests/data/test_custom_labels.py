@@ -45,10 +45,15 @@ def test_columns_of_answers_are_labels(kind: str, tmp_path: Path, caplog: pytest
     assert "the targets a, b, c have two values each, which say which labels a sample has" in caplog.text
 
 
-def test_other_columns_are_numbers_and_a_task_that_is_said_counts() -> None:
+def test_other_columns_are_numbers_and_a_task_that_is_said_counts(caplog: pytest.LogCaptureFixture) -> None:
     zero_one, counts = np.arange(40) % 2, np.arange(40) % 3
     assert from_frame(frame(a=zero_one, b=counts), target="a+b").task == "regression"
+    assert (
+        "the targets a, b are taken as numbers to predict, because b has the values 0, 1, 2, and labels" in caplog.text
+    )
+    caplog.clear()
     assert from_frame(frame(a=zero_one, b=1 - zero_one), target="a+b", task="regression").task == "regression"
+    assert "taken as numbers" not in caplog.text
     assert from_frame(frame(a=zero_one), target="a").task == "classification"
 
 

@@ -73,6 +73,13 @@ def _numbered(targets: Targets) -> Target:
 def _are_labels(columns: Mapping[str, pd.Series[Any]]) -> bool:
     """Whether several columns say which labels a sample has, which is said."""
     if not are_answers(columns):
+        values_of = {name: codes(values, name)[1] for name, values in columns.items()}
+        most = max(values_of, key=lambda name: len(values_of[name]))
+        log.warning(
+            "the targets %s are taken as numbers to predict, because %s has the values %s, and labels have 0 and 1 "
+            "alone; if they are numbers, give %s",
+            listed(columns, 5), most, listed(values_of[most], 3), option("task", "regression"),
+        )  # fmt: skip
         return False
     log.warning(
         "the targets %s have two values each, which say which labels a sample has; if they are numbers to predict, "
