@@ -19,6 +19,7 @@ import pytest
 import torch
 
 import idiolect as idl
+from idiolect import cli
 from idiolect.data import FederatedData
 from idiolect.runs.store import Store
 from idiolect.tuning import Tuning
@@ -349,6 +350,16 @@ def test_a_search_ends_the_same_that_stops_between_its_jobs_and_their_records(
     with pytest.raises(idl.Interrupted):
         idl.tune(STUDY, SEARCH, folder, trials=6, engine="sequential", refit=True)
     same(idl.tune(STUDY, SEARCH, folder, trials=6, engine="sequential", refit=True, resume=True), tuning)
+
+
+@pytest.mark.parametrize(("rates", "code"), [("0.05,1e30", 0), ("1e29,1e30", 1)])
+@pytest.mark.parametrize("more", [[], ["--json"]])
+def test_the_exit_code_says_that_a_method_has_no_choice(rates: str, code: int, more: list[str], tmp_path: Path) -> None:
+    (tmp_path / "study.yaml").write_text(idl.Study(methods=["fedavg"], **SMALL).to_yaml())
+    command = ["tune", str(tmp_path / "study.yaml"), "--search", f"lr={rates}", "--trials", "2", "--quiet"]
+    with pytest.raises(SystemExit) as end:
+        cli.main([*command, "--engine", "sequential", "--out", str(tmp_path / "search"), *more])
+    assert end.value.code == code
 
 
 @pytest.mark.thorough

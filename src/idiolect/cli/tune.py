@@ -113,19 +113,19 @@ def tune_command(
             "search": str(tuning.folder), "report": str(tuning.page), "tuned": str(tuning.folder / "tuned.yaml"),
             "chosen": [c.as_dict() for c in tuning.chosen()], "notes": tuning.notes(), "methods": rows,
         })  # fmt: skip
-        return
-    if not quiet:
-        err_console.print()
-    out_console.print(tuning.table())
-    say(out_console, "\n" + "\n".join(tuning.notes()))
-    if result is not None:
-        out_console.print()
-        out_console.print(result.table())
-        say(out_console, f"\nReport: {result.page}")
     else:
-        say(out_console, f"\nMeasure it on test samples: idiolect run {tuning.folder / 'tuned.yaml'}")
-    say(out_console, f"Search: {tuning.page}")
-    if result is not None and result.diverged:
+        if not quiet:
+            err_console.print()
+        out_console.print(tuning.table())
+        say(out_console, "\n" + "\n".join(tuning.notes()))
+        if result is not None:
+            out_console.print()
+            out_console.print(result.table())
+            say(out_console, f"\nReport: {result.page}")
+        else:
+            say(out_console, f"\nMeasure it on test samples: idiolect run {tuning.folder / 'tuned.yaml'}")
+        say(out_console, f"Search: {tuning.page}")
+    if any(c.score is None for c in tuning.chosen()) or (result is not None and result.diverged):
         raise typer.Exit(1)
 
 
