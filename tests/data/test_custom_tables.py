@@ -186,6 +186,15 @@ def test_words_for_missing_values_are_names_of_classes_and_clients(tmp_path, cap
     assert any("'None', in 2 rows, is taken as the name of a class" in line for line in said)
 
 
+def test_rows_with_few_cells_are_said(tmp_path, caplog):
+    """A row that a spreadsheet wrote without its last, empty cells, and one of a file that was cut."""
+    path = tmp_path / "t.csv"
+    path.write_text('label,note,size,age\nx,"a, b",3,1\n\ny,c\nx,"d\ne",,2\ny,f,5,4\nx,g,')
+    frame = read_csv(path)
+    assert frame["age"].isna().tolist() == [False, True, False, False, True]
+    assert "t.csv: rows with fewer than 4 cells: 4, 7; the cells that they lack are taken as empty" in caplog.text
+
+
 @pytest.mark.parametrize("kind", ["csv", "tsv", "jsonl", "parquet", "frame"])
 @pytest.mark.parametrize("empty", ["", None, "  "])
 def test_only_empty_cells_of_target_and_client_are_missing(tmp_path, kind, empty):

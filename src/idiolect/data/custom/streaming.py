@@ -271,7 +271,7 @@ def _csv(path: Path, roles: Roles, numbers: Callable[[str], bool]) -> Iterator[P
                 yield Part(pd.DataFrame(convert({name: frame[name] for name in names}, marks, still, roles)))
     except (pa.ArrowException, OSError) as error:
         if is_started:
-            what = "a line has too many cells, or a text where the others have numbers"
+            what = "a line has too many or too few cells, or a text where the others have numbers"
             raise InputError(f"{path} cannot be read to its end ({what}): correct it") from error
     if not is_started:
         yield Part(read_csv(path, roles))

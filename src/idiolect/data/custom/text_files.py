@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import codecs
+import csv
 import io
 import logging
 import re
 from collections.abc import Callable, Collection, Mapping, Sequence
+from contextlib import suppress
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -199,6 +201,8 @@ def _cells(path: Path, form: Form) -> _Cells:
     except (pd.errors.ParserError, pd.errors.EmptyDataError) as error:
         reason = str(error).strip().rpartition("error: ")[2].lower()
         raise InputError(f"{path} is not a table ({reason}): give every line one cell for each name") from error
+    if separator != SPACES and raw.iloc[:, -1].isna().any():
+        _say_short_lines(path, text, separator, raw.shape[1], above)
     if form.names:
         check_names(form.names, raw.shape[1], path)
     if form.nameless:
@@ -222,6 +226,20 @@ def _cells(path: Path, form: Form) -> _Cells:
         {name: cell_N.iloc[k * R : (k + 1) * R].reset_index(drop=True) for k, name in enumerate(frame)},
         frame.index.to_numpy() + above + 1,
     )
+
+
+def _say_short_lines(path: Path, text: str, separator: str, width: int, above: int) -> None:
+    """Say which lines have fewer cells than the first: spreadsheets leave out empty ones, and a file may be cut."""
+    short = list[int]()
+    with suppress(csv.Error):  # a cell that is too long for the module
+        for number, cells in enumerate(csv.reader(io.StringIO(text), delimiter=separator), above + 1):
+            if any(cells) and len(cells) < width:
+                short.append(number)
+    if short:
+        log.warning(
+            "%s: rows with fewer than %d cells: %s; the cells that they lack are taken as empty",
+            path, width, listed(short, 3),
+        )  # fmt: skip
 
 
 def looks_like_data(names: list[str]) -> bool:
