@@ -99,18 +99,37 @@ def _differs(x_R: NDArray[np.float64]) -> bool:
 
 
 def _parts(values: pd.Series[Any], name: str) -> dict[str, NDArray[np.float64]] | None:
-    """The parts of each row's date or time; None if these are none, or are written in a way that is not understood."""
-    kind = pd.api.types.infer_dtype(values, skipna=True)
+    """The parts of each row's date or time; None if these are none, or are written in a way that is not understood.
+
+    Raises:
+        InputError: as ``expanded``, or one is too far away.
+    """
+    try:
+        return _parts_of(values, name)
+    except (pd.errors.OutOfBoundsDatetime, pd.errors.OutOfBoundsTimedelta):
+        raise _too_far(name) from None
+
+
+def _too_far(name: str) -> InputError:
+    return InputError(
+        f"column {name!r} has dates or times that are too far away to count with, or that do not exist: correct them, "
+        "or leave the cells empty"
+    )
+
+
+def _parts_of(values: pd.Series[Any], name: str) -> dict[str, NDArray[np.float64]] | None:
+    kind, gone_R = pd.api.types.infer_dtype(values, skipna=True), missing(values)
     if kind in ("timedelta64", "timedelta"):
         return {"days": _floats(pd.to_timedelta(values).dt.total_seconds() / 86400)}
     if kind == "time":
         return {"hour": _floats(values.map(_hours, na_action="ignore"))}
     if kind == "period":
-        return _of_instants(values.astype(pd.PeriodDtype()).dt.to_timestamp())
+        return _of_instants(pd.Series(pd.PeriodIndex(values).to_timestamp()))
     if kind in _TIMES:
         instants = pd.to_datetime(values, utc=True, errors="coerce")
+        if (instants.isna().to_numpy() & ~gone_R).any():  # as in versions of pandas that end in 2262
+            raise _too_far(name)
         return _of_instants(instants.dt.tz_localize(None))
-    gone_R = missing(values)
     formats: Sequence[str] = _STAMPS
     if kind in ("integer", "floating", "mixed-integer-float"):
         try:
@@ -132,8 +151,8 @@ def _parts(values: pd.Series[Any], name: str) -> dict[str, NDArray[np.float64]] 
     if read is None:
         return None
     by_text = dict(zip(different, read[0], strict=True))
-    instants = pd.Series(pd.NaT, index=values.index, dtype="datetime64[ns]")
-    instants[~gone_R] = texts.map(by_text).to_numpy()
+    instants = pd.Series(pd.NaT, index=values.index, dtype="datetime64[us]")
+    instants[~gone_R] = pd.to_datetime(texts.map(by_text)).dt.as_unit("us").to_numpy()
     parts = _of_instants(instants)
     return {"hour": parts["hour"]} if read[1] else parts
 
@@ -148,7 +167,7 @@ def _read(different: pd.Series[Any], formats: Sequence[str], name: str) -> tuple
     if different.str.fullmatch(_ISO).all():
         read = pd.to_datetime(different, format="ISO8601", utc=True, errors="coerce")
         return (read.dt.tz_localize(None), False) if read.notna().all() else None
-    clock = pd.Series(pd.NaT, index=different.index, dtype="datetime64[ns]")
+    clock = pd.Series(pd.NaT, index=different.index, dtype="datetime64[us]")
     for way in _CLOCKS:
         clock = clock.fillna(pd.to_datetime(different, format=way, errors="coerce"))
     if clock.notna().all():
@@ -169,8 +188,8 @@ def _read(different: pd.Series[Any], formats: Sequence[str], name: str) -> tuple
 
 
 def _of_instants(instants: pd.Series[Any]) -> dict[str, NDArray[np.float64]]:
-    parts = instants.dt
-    since = (instants - pd.Timestamp(0)).dt.total_seconds() / 86400
+    parts = instants.dt  # of microseconds, because nanoseconds end in 2262
+    since = (parts.as_unit("us") - pd.Timestamp(0).as_unit("us")).dt.total_seconds() / 86400
     days = np.floor(since)
     every = {
         "year": parts.year, "month": parts.month, "weekday": parts.day_of_week + 1, "days": days,
