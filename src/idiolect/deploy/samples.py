@@ -283,7 +283,7 @@ class Reader:
         return x_N
 
     def _table(self, frame: pd.DataFrame) -> Tensor:
-        frame, added = dates.with_parts(frame, [e.name for e in self.inputs.columns])
+        frame, added = dates.with_parts(frame, [e.name for e in self.inputs.columns], self.where)
         self._as_is |= added  # dates go on
         values = self._columns(frame)
         if self._usual.missing:

@@ -312,7 +312,7 @@ class SiteFiles:
             return Reader(inputs, self.where).encode(Part(frame))
         if look:
             return Reader(inputs, self.where, as_is=self._as_is).encode(Part(frame))
-        frame, _ = dates.with_parts(frame, [c.name for c in inputs.columns])
+        frame, _ = dates.with_parts(frame, [c.name for c in inputs.columns], self.where)
         if absent := [c.name for c in inputs.columns if c.name not in frame]:
             raise InputError(f"{self.where} has no column {absent[0]!r}, which the sites agreed on: add it")
         return tables.encode(inputs.columns, frame)
