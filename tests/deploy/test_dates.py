@@ -14,6 +14,7 @@ from idiolect.data.custom.parts import Part
 from idiolect.deploy.samples import Reader
 from idiolect.deploy.schema import Inputs
 from idiolect.federation.data.agreement import common_form
+from idiolect.federation.data.remarks import remarks
 from idiolect.federation.data.samples import SiteFiles
 
 PARTS = ("year", "month", "weekday", "days")
@@ -85,3 +86,56 @@ def test_the_first_row_that_has_no_date_is_said(inputs: Inputs, values: list[obj
     assert f"the first in row {row}, counting from 0" in str(error.value)
     assert "write them as 2024-01-31, or leave the cells empty" in str(error.value)
     assert "Zaphod" not in str(error.value), "no value of a feature is shown"
+
+
+@pytest.mark.parametrize("first", [True, False])
+@pytest.mark.parametrize("visit", ["14.05.2022", None, ""])
+def test_a_site_with_one_date_or_none_takes_no_column_from_the_others(
+    tmp_path: Path, visit: str | None, first: bool
+) -> None:
+    cork = visits(seed=2).assign(visit=visit)
+    tables = {"cork": cork, "faro": visits()} if first else {"faro": visits(), "cork": cork}
+    sites = offered(tmp_path, **tables)
+    offers = {name: site.offer() for name, site in sites.items()}
+    inputs, classes = common_form(offers)
+    features = {name for one in inputs.columns for name in one.features}
+    parts = {f"visit {part}" for part in PARTS}
+    assert features == {*parts, "visit year is missing", "smoker=no", "smoker=yes", "crp"}
+    assert remarks(inputs, offers) == []
+    x_N = sites["cork"].encode(inputs, classes, 0, list(tables).index("cork"), look=False).x_N
+    year_N = x_N[:, column(inputs, "visit year")]
+    assert (year_N == 2022).all() if visit == "14.05.2022" else year_N.isnan().all()
+
+
+def test_a_site_with_dates_of_one_year_takes_neither_the_year_nor_the_gaps(tmp_path: Path) -> None:
+    cork = visits(seed=2)
+    cork["visit"] = cork["visit"].str.replace(r"\d{4}$", "2022", regex=True)
+    sites = offered(tmp_path, cork=cork, faro=visits())
+    offers = {name: site.offer() for name, site in sites.items()}
+    inputs, _ = common_form(offers)
+    features = {name for one in inputs.columns for name in one.features}
+    assert {"visit year", "visit year is missing"} <= features
+    assert "visit hour" not in features, "it is 0 everywhere"
+    assert remarks(inputs, offers) == []
+
+
+def test_a_site_without_the_column_is_named_with_it(tmp_path: Path) -> None:
+    sites = offered(tmp_path, cork=visits(seed=2).drop(columns=["visit", "crp"]), faro=visits())
+    offers = {name: site.offer() for name, site in sites.items()}
+    inputs, classes = common_form(offers)
+    assert remarks(inputs, offers) == ["columns 'visit', 'crp' are not used, because cork has none of this name"]
+    alone, _ = common_form({"faro": offers["faro"]})
+    with pytest.raises(InputError, match=r"cork\.csv has no column 'visit', which the sites agreed on: add it"):
+        sites["cork"].encode(alone, classes, 0, 0, look=False)
+
+
+def test_an_empty_column_has_no_parts_where_nobody_has_dates(tmp_path: Path) -> None:
+    tables = {name: visits(seed=k).drop(columns="visit") for k, name in enumerate(["cork", "faro"])}
+    sites = offered(tmp_path, cork=tables["cork"].assign(more=None), faro=tables["faro"].assign(more=1.5))
+    offers = {name: site.offer() for name, site in sites.items()}
+    inputs, _ = common_form(offers)
+    assert [one.name for one in inputs.columns] == ["smoker", "crp"]
+    assert remarks(inputs, offers) == []
+    del tables["faro"]
+    offers["faro"] = offered(tmp_path, faro=visits(seed=1).drop(columns="visit"))["faro"].offer()
+    assert remarks(common_form(offers)[0], offers) == ["column 'more' is not used, because faro has none of this name"]
