@@ -88,6 +88,27 @@ def test_the_first_row_that_has_no_date_is_said(inputs: Inputs, values: list[obj
     assert "Zaphod" not in str(error.value), "no value of a feature is shown"
 
 
+def said(caplog: pytest.LogCaptureFixture) -> list[str]:
+    return [record.getMessage() for record in caplog.records if "empty cells" in record.getMessage()]
+
+
+def test_gaps_of_the_training_are_no_news(inputs: Inputs, caplog: pytest.LogCaptureFixture) -> None:
+    """Only the first part has the feature that says so; the column is one."""
+    encoded(visits(), inputs)
+    assert said(caplog) == []
+    frame = visits(seed=2)
+    frame.loc[3, "crp"] = None
+    encoded(frame, inputs)
+    assert said(caplog) == ["new.csv: column 'crp' has empty cells, which it never had in training: the mean is used"]
+
+
+def test_gaps_that_the_training_never_had_are_said_once(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    sites = offered(tmp_path, one=visits().dropna(), two=visits(seed=1).dropna())
+    inputs, _ = common_form({name: site.offer() for name, site in sites.items()})
+    encoded(visits(), inputs)
+    assert said(caplog) == ["new.csv: column 'visit' has empty cells, which it never had in training: the mean is used"]
+
+
 @pytest.mark.parametrize("first", [True, False])
 @pytest.mark.parametrize("visit", ["14.05.2022", None, ""])
 def test_a_site_with_one_date_or_none_takes_no_column_from_the_others(
