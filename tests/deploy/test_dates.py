@@ -11,7 +11,7 @@ import torch
 
 from idiolect.core.errors import InputError
 from idiolect.data.custom.parts import Part
-from idiolect.deploy.samples import Reader
+from idiolect.deploy.samples import Reader, read
 from idiolect.deploy.schema import Inputs
 from idiolect.federation.data.agreement import common_form
 from idiolect.federation.data.remarks import remarks
@@ -160,3 +160,12 @@ def test_an_empty_column_has_no_parts_where_nobody_has_dates(tmp_path: Path) -> 
     del tables["faro"]
     offers["faro"] = offered(tmp_path, faro=visits(seed=1).drop(columns="visit"))["faro"].offer()
     assert remarks(common_form(offers)[0], offers) == ["column 'more' is not used, because faro has none of this name"]
+
+
+@pytest.mark.parametrize("kept", [["visit"], ["visit", "smoker"], []])
+def test_a_column_of_dates_can_be_kept_for_subgroups(inputs: Inputs, tmp_path: Path, kept: list[str]) -> None:
+    visits().to_csv(tmp_path / "t.csv", index=False)
+    own = read(tmp_path / "t.csv", inputs, ["bad", "good"], "y", kept=kept)
+    torch.testing.assert_close(own.x_N, encoded(visits(), inputs), equal_nan=True)
+    assert own.table is not None
+    assert "visit" in own.table

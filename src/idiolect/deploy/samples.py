@@ -117,7 +117,9 @@ def read(
     if not len(y_N):
         raise InputError(f"{where} has no samples: give some")
     group = group_of(frame.drop(columns=goal[1:]), goal[0], group_column, usual.group, str(where))
-    used = {c for c in (group, *(kept or ())) if c in frame and c is not None and not reader.takes(c)}
+    of_dates = dates.columns_of(c.name for c in inputs.columns if c.name not in frame)
+    beside_them = [c for c in (group, *(kept or ())) if c is not None and not reader.takes(c)]
+    used = {c for c in beside_them if c in frame and fold(c) not in of_dates}
     beside = frame.drop(columns=[*goal, *used.difference(goal)])
     group_N = None if group is None else group_numbers(frame[group], group, str(where))
     x_N = reader.encode(Part(beside, part.pictures)) if x_N is None else x_N
