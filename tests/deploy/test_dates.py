@@ -169,3 +169,14 @@ def test_a_column_of_dates_can_be_kept_for_subgroups(inputs: Inputs, tmp_path: P
     torch.testing.assert_close(own.x_N, encoded(visits(), inputs), equal_nan=True)
     assert own.table is not None
     assert "visit" in own.table
+
+
+def test_unknown_texts_are_said_and_many_without_a_known_one_refused(
+    inputs: Inputs, caplog: pytest.LogCaptureFixture
+) -> None:
+    for rows in (1, 2, 19):
+        x_N = encoded(visits(rows).assign(smoker="vaper"), inputs)
+        assert (x_N[:, [column(inputs, "smoker=no"), column(inputs, "smoker=yes")]] == 0).all()
+        assert f"column 'smoker' has {rows} values that the bundle does not know" in caplog.text
+    with pytest.raises(InputError, match=r"column 'smoker' of .* has none of the texts that the bundle knows"):
+        encoded(visits(20).assign(smoker="vaper"), inputs)

@@ -12,6 +12,9 @@ from idiolect.core.errors import InputError, listed
 from idiolect.data.custom.columns import by_value, missing, text_of
 from idiolect.data.datasets.dataset import Encoding
 
+MANY = 20
+"""Texts, none of which is known, that show that a column is not the one that was meant; fewer may be rare ones."""
+
 
 def remarks(encoding: Encoding, values: pd.Series[Any], where: str, name: str, *, knows_gaps: bool) -> Iterator[str]:
     """Sentences about empty cells and texts that the bundle does not know.
@@ -40,7 +43,7 @@ def remarks(encoding: Encoding, values: pd.Series[Any], where: str, name: str, *
     if encoding.kind == "text":
         is_known = by_value(lambda v: text_of(v) in encoding.texts, values[~gone_R])
         unknown = len(is_known) - int(is_known.sum())
-        if len(is_known) and unknown == len(is_known):
+        if len(is_known) >= MANY and unknown == len(is_known):
             raise InputError(
                 f"column {name!r} of {where} has none of the texts that the bundle knows "
                 f"({listed([t for t in encoding.texts if t], 8)}): translate its values into these"
