@@ -171,6 +171,15 @@ def test_a_column_of_dates_can_be_kept_for_subgroups(inputs: Inputs, tmp_path: P
     assert "visit" in own.table
 
 
+def test_a_column_that_lacks_is_called_as_it_was_written(inputs: Inputs) -> None:
+    with pytest.raises(InputError) as error:
+        encoded(visits().drop(columns="crp"), inputs)
+    assert "has no column 'crp': the bundle takes visit, smoker, crp; add it" in str(error.value)
+    with pytest.raises(InputError) as error:
+        encoded(visits().drop(columns="visit"), inputs)
+    assert "has no column 'visit': the bundle takes visit, smoker, crp; add it" in str(error.value)
+
+
 def test_unknown_texts_are_said_and_many_without_a_known_one_refused(
     inputs: Inputs, caplog: pytest.LogCaptureFixture
 ) -> None:
