@@ -10,6 +10,7 @@ import pytest
 import torch
 
 from idiolect.core.errors import InputError
+from idiolect.data.custom.form import form_of
 from idiolect.data.custom.parts import Part
 from idiolect.deploy.samples import Reader, read
 from idiolect.deploy.schema import Inputs
@@ -62,6 +63,19 @@ def test_a_column_without_a_date_is_one_of_gaps(inputs: Inputs, rows: int, gap: 
     for part in PARTS:
         assert x_N[:, column(inputs, f"visit {part}")].isnan().all()
     assert (x_N[:, column(inputs, "visit year is missing")] == 1).all()
+
+
+@pytest.mark.parametrize("mark", ["9999-12-31", "visit=9999-12-31"])
+def test_a_date_that_stands_for_none_is_missing(inputs: Inputs, tmp_path: Path, mark: str) -> None:
+    frame = visits().assign(visit="2022-05-14")
+    frame.loc[::3, "visit"] = "9999-12-31"
+    frame.to_parquet(tmp_path / "t.parquet")
+    own = read(tmp_path / "t.parquet", inputs, ["bad", "good"], "y", form=form_of(missing=mark))
+    site = SiteFiles(tmp_path / "t.parquet", target="y", form=form_of(missing=mark))
+    for x_N in (own.x_N, site.encode(inputs, ["bad", "good"], 0, 0, look=False).x_N):
+        year_N = x_N[:, column(inputs, "visit year")]
+        assert year_N[::3].isnan().all()
+        assert (year_N[1::3] == 2022).all()
 
 
 @pytest.mark.parametrize("value", [20210411, 20210411.0, "2021-04-11", "11 Apr 2021"])

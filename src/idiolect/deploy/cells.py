@@ -13,7 +13,7 @@ from idiolect.data.custom.columns import by_value, missing, text_of
 from idiolect.data.datasets.dataset import Encoding
 
 MANY = 20
-"""Texts, none of which is known, that show that a column is not the one that was meant; fewer may be rare ones."""
+"""Cells, none of which is known, that show that a column is not the one that was meant; fewer may be rare texts."""
 
 
 def remarks(encoding: Encoding, values: pd.Series[Any], where: str, name: str, *, knows_gaps: bool) -> Iterator[str]:

@@ -228,7 +228,8 @@ class Reader:
 
     def _known(self, frame: pd.DataFrame) -> pd.DataFrame:
         """The frame whose features are empty where they have marks of missing values."""
-        features = [str(c) for c in frame if self._column(str(c)) is not None]
+        of_dates = dates.columns_of(e.name for e in self.inputs.columns)
+        features = [c for c in map(str, frame) if self.takes(c) or fold(c) in of_dates]
         return self._form.known_features(self._form.known(frame, self.beside), features)
 
     def check(self, part: Part) -> None:
