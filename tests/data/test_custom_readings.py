@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from datetime import date, datetime, time
+from datetime import date, datetime, time, timedelta
 
 import numpy as np
 import pandas as pd
@@ -94,6 +94,36 @@ def test_times_become_hours_and_lengths_of_time_days(values, feature, expected):
     source = from_frame(frame(values), target="y")
     assert source.feature_names == (feature, "x")
     np.testing.assert_allclose(source.x_R[:, source.feature_names.index(feature)], expected, rtol=1e-5)
+
+
+FAR = {
+    "ISO": ["2024-01-05", "9999-12-31", "1888-05-01"],
+    "points": ["05.01.2024", "31.12.9999", "01.05.1888"],
+    "python": [date(2024, 1, 5), date(9999, 12, 31), date(1888, 5, 1)],
+    "python with times": [datetime(2024, 1, 5), datetime(9999, 12, 31), datetime(1888, 5, 1)],
+    "numpy": np.array(["2024-01-05", "9999-12-31", "1888-05-01"], "datetime64[s]"),
+    "periods": pd.PeriodIndex(["2024-01-05", "9999-12-31", "1888-05-01"], freq="D"),
+}
+
+
+@pytest.mark.parametrize("name", FAR)
+def test_dates_that_nanoseconds_cannot_count_become_numbers_too(name):
+    """9999-12-31 often stands for an open end, and 3022 is a slip of the finger; Python's calendar has both."""
+    source = from_frame(frame(FAR[name]), target="y")
+    days = [date(2024, 1, 5), date(9999, 12, 31), date(1888, 5, 1)]
+    x_R = source.x_R[:, source.feature_names.index("c days")].numpy()
+    np.testing.assert_array_equal(x_R, [(one - date(1970, 1, 1)).days for one in days])
+    x_R = source.x_R[:, source.feature_names.index("c year")].numpy()
+    np.testing.assert_array_equal(x_R, [2024, 9999, 1888])
+
+
+@pytest.mark.parametrize(
+    "values",
+    [np.array(["2024-01-05", "900000-12-31"], "datetime64[s]"), [timedelta(days=1), timedelta(days=999_999_999)]],
+)
+def test_dates_that_nothing_can_count_are_refused(values):
+    with pytest.raises(InputError, match="column 'c' has dates or times that are too far away to count with"):
+        from_frame(frame(values), target="y")
 
 
 NOT_UNDERSTOOD = {

@@ -334,7 +334,7 @@ def test_dates_at_a_new_site_become_the_numbers_of_the_training(tmp_path: Path, 
     frame.assign(Admission=moment).to_parquet(tmp_path / "d.parquet")
     torch.testing.assert_close(read(tmp_path / "d.parquet", about.inputs, about.classes, "y").x_N, x_N)
     frame.assign(Admission=["soon"] * 60).to_csv(tmp_path / "e.csv", index=False)
-    with pytest.raises(idl.InputError, match="column 'Admission' has values that are no dates"):
+    with pytest.raises(idl.InputError, match=r"column 'Admission' of \S*e.csv has values that are no dates"):
         read(tmp_path / "e.csv", about.inputs, about.classes, "y")
     offers = {}
     for name in ("oslo", "porto"):

@@ -17,7 +17,7 @@ from idiolect.core.files import expanded
 from idiolect.core.objectives import TaskName
 from idiolect.core.tree import Tree
 from idiolect.data.custom import dates, images, streaming, tables
-from idiolect.data.custom.columns import by_value, fold, missing, text_of
+from idiolect.data.custom.columns import fold
 from idiolect.data.custom.form import Form
 from idiolect.data.custom.images import EncodedImage
 from idiolect.data.custom.npz import is_npz
@@ -29,7 +29,7 @@ from idiolect.data.custom.texts import joined
 from idiolect.data.custom.windows import windows
 from idiolect.data.datasets.dataset import Encoding
 from idiolect.data.text.tokens import Tokens, filled_up, unit
-from idiolect.deploy import absent_columns, array_files, units
+from idiolect.deploy import absent_columns, array_files, cells, units
 from idiolect.deploy.groups import group_numbers, group_of
 from idiolect.deploy.schema import Inputs, Scale, TargetPart
 from idiolect.deploy.target_columns import with_targets
@@ -117,7 +117,9 @@ def read(
     if not len(y_N):
         raise InputError(f"{where} has no samples: give some")
     group = group_of(frame.drop(columns=goal[1:]), goal[0], group_column, usual.group, str(where))
-    used = {c for c in (group, *(kept or ())) if c in frame and c is not None and not reader.takes(c)}
+    of_dates = dates.columns_of(c.name for c in inputs.columns if c.name not in frame)
+    beside_them = [c for c in (group, *(kept or ())) if c is not None and not reader.takes(c)]
+    used = {c for c in beside_them if c in frame and fold(c) not in of_dates}
     beside = frame.drop(columns=[*goal, *used.difference(goal)])
     group_N = None if group is None else group_numbers(frame[group], group, str(where))
     x_N = reader.encode(Part(beside, part.pictures)) if x_N is None else x_N
@@ -226,7 +228,8 @@ class Reader:
 
     def _known(self, frame: pd.DataFrame) -> pd.DataFrame:
         """The frame whose features are empty where they have marks of missing values."""
-        features = [str(c) for c in frame if self._column(str(c)) is not None]
+        of_dates = dates.columns_of(e.name for e in self.inputs.columns)
+        features = [c for c in map(str, frame) if self.takes(c) or fold(c) in of_dates]
         return self._form.known_features(self._form.known(frame, self.beside), features)
 
     def check(self, part: Part) -> None:
@@ -283,8 +286,9 @@ class Reader:
         return x_N
 
     def _table(self, frame: pd.DataFrame) -> Tensor:
-        frame, added = dates.with_parts(frame, [e.name for e in self.inputs.columns])
+        frame, added = dates.with_parts(frame, [e.name for e in self.inputs.columns], self.where)
         self._as_is |= added  # dates go on
+        with_gaps = dates.with_gaps(self.inputs.columns)
         values = self._columns(frame)
         if self._usual.missing:
             for sentence in self._usual.forgotten(values, self._form):
@@ -292,8 +296,11 @@ class Reader:
         names = [str(column.name) for column in values.values()]
         x_RF = tables.as_they_are(self.inputs.columns, frame if list(frame) == names else frame[names])
         if x_RF is None:
-            for encoding in self.inputs.columns:
-                self._look(encoding, values[encoding.name])
+            for one in self.inputs.columns:
+                name = dates.base_of(one.name) if one.name in added else one.name
+                knows_gaps = one.gaps or (one.name in added and name in with_gaps)
+                for sentence in cells.remarks(one, values[one.name], self.where, name, knows_gaps=knows_gaps):
+                    self._say(sentence)
             x_RF = tables.encode(self.inputs.columns, values)
         self._scales(x_RF)
         return x_RF
@@ -331,29 +338,6 @@ class Reader:
         if extra:
             self._say(f"columns that the bundle does not take are not used: {listed(extra, 40)}")
         return names
-
-    def _look(self, encoding: Encoding, values: pd.Series) -> None:
-        gone_R = missing(values)
-        if gone_R.any() and not encoding.gaps:
-            self._say(f"column {encoding.name!r} has empty cells, which it never had in training: the mean is used")
-        if encoding.kind == "number" and not pd.api.types.is_numeric_dtype(values):
-            texts = pd.to_numeric(values, errors="coerce").isna() & ~gone_R
-            if texts.any():
-                row = int(np.flatnonzero(texts)[0])
-                raise InputError(
-                    f"column {encoding.name!r} of {self.where} has {int(texts.sum())} texts where the bundle takes "
-                    f"numbers (the first in row {row}, counting from 0): correct them, or leave the cells empty"
-                )
-        if encoding.kind == "text":
-            is_known = by_value(lambda v: text_of(v) in encoding.texts, values[~gone_R])
-            unknown = len(is_known) - int(is_known.sum())
-            if len(is_known) and unknown == len(is_known):
-                raise InputError(
-                    f"column {encoding.name!r} of {self.where} has none of the texts that the bundle knows "
-                    f"({listed([t for t in encoding.texts if t], 8)}): translate its values into these"
-                )
-            if unknown:
-                self._say(f"column {encoding.name!r} has {unknown} values that the bundle does not know")
 
     def _scales(self, x_RF: Tensor) -> None:
         """Refuse numbers that look like those of another unit."""

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import datetime
 import logging
+from collections import Counter
 from collections.abc import Iterable, Iterator, Sequence
 from itertools import product
 from typing import Any
@@ -15,6 +16,7 @@ from numpy.typing import NDArray
 from idiolect.core.errors import InputError, listed
 from idiolect.data.custom import readings
 from idiolect.data.custom.columns import fold, missing
+from idiolect.data.datasets.dataset import Encoding
 
 # R rows
 
@@ -34,12 +36,17 @@ _ISO = r"\d{4}-\d{2}-\d{2}(?:[T ]\d{2}:\d{2}.*)?"
 _TRIED = 20  # texts by which most formats are ruled out
 
 
-def expanded(frame: pd.DataFrame, columns: Sequence[str]) -> tuple[pd.DataFrame, list[str], set[str]]:
+def expanded(
+    frame: pd.DataFrame, columns: Sequence[str], *, every: bool = False
+) -> tuple[pd.DataFrame, list[str], set[str]]:
     """A table with numbers in place of dates and times, the names of some columns then, and those of further parts.
 
     A column "seen" becomes "seen year", "seen month", "seen weekday", "seen days" and "seen hour", as far as these
     differ between rows; a time of the day becomes an hour alone, and a length of time days. This is said. Further parts
     are all but the first of each column: whether the value is missing is the same for all.
+
+    With ``every`` parts that do not differ are there too, for others may have several; so are the parts of a column
+    that is empty, beside it, for others may have dates in it.
 
     Raises:
         InputError: nothing shows whether the month or the day stands first, or such a column is there already.
@@ -49,8 +56,13 @@ def expanded(frame: pd.DataFrame, columns: Sequence[str]) -> tuple[pd.DataFrame,
     for name in columns:
         if name not in parts_by:
             names.append(name)
+            if every and missing(frame[name]).all():
+                empty = {new: np.nan for part in PARTS if (new := f"{name} {part}") not in frame}
+                frame = frame.assign(**empty)
+                names += empty
+                further |= set(list(empty)[1:])
             continue
-        parts = {f"{name} {part}": x_R for part, x_R in parts_by[name].items() if _differs(x_R)}
+        parts = {f"{name} {part}": x_R for part, x_R in parts_by[name].items() if every or _differs(x_R)}
         if clash := next((new for new in parts if new in frame), None):
             raise InputError(f"column {name!r} has dates, and there is a column {clash!r} too: drop or rename one")
         if parts:
@@ -67,14 +79,41 @@ def columns_of(wanted: Iterable[str]) -> dict[str, set[str]]:
     """The names of columns that some wanted ones may be parts of, without letter case and spaces, and these."""
     by: dict[str, set[str]] = {}
     for name in wanted:
-        base, _, part = name.rpartition(" ")
-        if base and part in PARTS:
+        if base := base_of(name):
             by.setdefault(fold(base), set()).add(name)
     return by
 
 
-def with_parts(frame: pd.DataFrame, wanted: Iterable[str]) -> tuple[pd.DataFrame, set[str]]:
-    """A table with the wanted parts in place of its columns of dates, and the parts that were added.
+def base_of(name: str) -> str:
+    """The name of a column of dates by that of a part; "" if it is none.
+
+    >>> base_of("seen year"), base_of("seen"), base_of("year")
+    ('seen', '', '')
+    """
+    base, _, part = name.rpartition(" ")
+    return base if part in PARTS else ""
+
+
+def as_written(names: Iterable[str]) -> list[str]:
+    """Names of columns with that of a column of dates in place of its parts, where there are several.
+
+    >>> as_written(["age", "seen year", "seen days", "working hour"])
+    ['age', 'seen', 'working hour']
+    """
+    every = list(names)
+    count = Counter(map(base_of, every))
+    return list(dict.fromkeys(base if (base := base_of(name)) and count[base] > 1 else name for name in every))
+
+
+def with_gaps(encodings: Iterable[Encoding]) -> set[str]:
+    """The columns of dates of which a part says where the value is missing, as it then is for all parts."""
+    return {base for one in encodings if one.gaps and (base := base_of(one.name))}
+
+
+def with_parts(frame: pd.DataFrame, wanted: Iterable[str], where: str) -> tuple[pd.DataFrame, set[str]]:
+    """A table, from ``where``, with the wanted parts in place of its columns of dates, and the parts that were added.
+
+    A column that is empty has all parts, and all are missing.
 
     Raises:
         InputError: as ``expanded``, or a column has no dates where some are wanted.
@@ -84,9 +123,12 @@ def with_parts(frame: pd.DataFrame, wanted: Iterable[str]) -> tuple[pd.DataFrame
     for name in [str(c) for c in frame]:
         if fold(name) not in bases:
             continue
-        parts = _parts(frame[name], name)
+        parts = {} if missing(frame[name]).all() else _parts(frame[name], name, alone=True)
         if parts is None:
-            raise InputError(f"column {name!r} has values that are no dates: write them as 2024-01-31, or leave empty")
+            raise InputError(
+                f"column {name!r} of {where} has values that are no dates, or dates in several writings (the first in "
+                f"row {_stranger(frame[name])}, counting from 0): write them as 2024-01-31, or leave the cells empty"
+            )
         new = {one: parts.get(one.rpartition(" ")[2], np.full(len(frame), np.nan)) for one in sorted(bases[fold(name)])}
         frame = frame.drop(columns=name).assign(**new)
         added |= set(new)
@@ -98,26 +140,64 @@ def _differs(x_R: NDArray[np.float64]) -> bool:
     return bool(len(known_R)) and bool((known_R != known_R[0]).any())
 
 
-def _parts(values: pd.Series[Any], name: str) -> dict[str, NDArray[np.float64]] | None:
-    """The parts of each row's date or time; None if these are none, or are written in a way that is not understood."""
-    kind = pd.api.types.infer_dtype(values, skipna=True)
+def _stranger(values: pd.Series[Any]) -> int:
+    """The first row that is not read in the way in which most rows are."""
+    texts = values[~missing(values)].astype(object).map(_digits).str.strip()
+    different = pd.Series(texts.unique())
+    best = different.str.fullmatch(_ISO)
+    for way in (*_CLOCKS, *_STAMPS, *_formats()):
+        read = pd.to_datetime(different, format=way, errors="coerce").notna()
+        best = read if read.sum() > best.sum() else best
+    strange_R = (~missing(values)).copy()
+    strange_R[strange_R] = texts.map(dict(zip(different, ~best, strict=True))).to_numpy(bool)
+    return int(np.flatnonzero(strange_R if strange_R.any() else ~missing(values))[0])
+
+
+def _digits(value: object) -> str:
+    return str(int(value) if isinstance(value, float) and value.is_integer() else value)
+
+
+def _parts(values: pd.Series[Any], name: str, *, alone: bool = False) -> dict[str, NDArray[np.float64]] | None:
+    """The parts of each row's date or time; None if these are none, or are written in a way that is not understood.
+
+    With ``alone`` a number such as 20240131 is a date even where there is no other.
+
+    Raises:
+        InputError: as ``expanded``, or one is too far away.
+    """
+    try:
+        return _parts_of(values, name, alone)
+    except (pd.errors.OutOfBoundsDatetime, pd.errors.OutOfBoundsTimedelta):
+        raise _too_far(name) from None
+
+
+def _too_far(name: str) -> InputError:
+    return InputError(
+        f"column {name!r} has dates or times that are too far away to count with, or that do not exist: correct them, "
+        "or leave the cells empty"
+    )
+
+
+def _parts_of(values: pd.Series[Any], name: str, alone: bool) -> dict[str, NDArray[np.float64]] | None:
+    kind, gone_R = pd.api.types.infer_dtype(values, skipna=True), missing(values)
     if kind in ("timedelta64", "timedelta"):
         return {"days": _floats(pd.to_timedelta(values).dt.total_seconds() / 86400)}
     if kind == "time":
         return {"hour": _floats(values.map(_hours, na_action="ignore"))}
     if kind == "period":
-        return _of_instants(values.astype(pd.PeriodDtype()).dt.to_timestamp())
+        return _of_instants(pd.Series(pd.PeriodIndex(values).to_timestamp()))
     if kind in _TIMES:
         instants = pd.to_datetime(values, utc=True, errors="coerce")
+        if (instants.isna().to_numpy() & ~gone_R).any():  # as in versions of pandas that end in 2262
+            raise _too_far(name)
         return _of_instants(instants.dt.tz_localize(None))
-    gone_R = missing(values)
     formats: Sequence[str] = _STAMPS
     if kind in ("integer", "floating", "mixed-integer-float"):
         try:
             x_R = values.to_numpy(np.float64, na_value=np.nan)
         except OverflowError:  # Python's whole numbers have no limit
             return None
-        if not readings.are_date_numbers(x_R[~gone_R]):
+        if not readings.are_date_numbers(x_R[~gone_R], least=1 if alone else 2):
             return None
         texts = pd.Series(x_R[~gone_R]).astype(np.int64).astype(str)
     elif kind in _TEXTS and not gone_R.all():
@@ -132,8 +212,8 @@ def _parts(values: pd.Series[Any], name: str) -> dict[str, NDArray[np.float64]] 
     if read is None:
         return None
     by_text = dict(zip(different, read[0], strict=True))
-    instants = pd.Series(pd.NaT, index=values.index, dtype="datetime64[ns]")
-    instants[~gone_R] = texts.map(by_text).to_numpy()
+    instants = pd.Series(pd.NaT, index=values.index, dtype="datetime64[us]")
+    instants[~gone_R] = pd.to_datetime(texts.map(by_text)).dt.as_unit("us").to_numpy()
     parts = _of_instants(instants)
     return {"hour": parts["hour"]} if read[1] else parts
 
@@ -148,7 +228,7 @@ def _read(different: pd.Series[Any], formats: Sequence[str], name: str) -> tuple
     if different.str.fullmatch(_ISO).all():
         read = pd.to_datetime(different, format="ISO8601", utc=True, errors="coerce")
         return (read.dt.tz_localize(None), False) if read.notna().all() else None
-    clock = pd.Series(pd.NaT, index=different.index, dtype="datetime64[ns]")
+    clock = pd.Series(pd.NaT, index=different.index, dtype="datetime64[us]")
     for way in _CLOCKS:
         clock = clock.fillna(pd.to_datetime(different, format=way, errors="coerce"))
     if clock.notna().all():
@@ -169,8 +249,8 @@ def _read(different: pd.Series[Any], formats: Sequence[str], name: str) -> tuple
 
 
 def _of_instants(instants: pd.Series[Any]) -> dict[str, NDArray[np.float64]]:
-    parts = instants.dt
-    since = (instants - pd.Timestamp(0)).dt.total_seconds() / 86400
+    parts = instants.dt  # of microseconds, because nanoseconds end in 2262
+    since = (parts.as_unit("us") - pd.Timestamp(0).as_unit("us")).dt.total_seconds() / 86400
     days = np.floor(since)
     every = {
         "year": parts.year, "month": parts.month, "weekday": parts.day_of_week + 1, "days": days,

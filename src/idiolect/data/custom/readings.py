@@ -79,14 +79,16 @@ def are_dates(texts: Sequence[str]) -> bool:
     return times or _mostly(texts, _DATE.fullmatch)
 
 
-def are_date_numbers(x_R: NDArray[np.float64]) -> bool:
+def are_date_numbers(x_R: NDArray[np.float64], least: int = 2) -> bool:
     """Whether known numbers (R,) are all dates such as 20240105, or with the time, 20240105083000.
+
+    Fewer different ones than ``least``, one or more, are none.
 
     >>> are_date_numbers(np.array([20240105.0, 20231231])), are_date_numbers(np.array([20240105.0, 20241305]))
     (True, False)
     """
     different = np.unique(x_R)
-    if len(different) < 2 or not (different == np.round(different)).all() or different[0] < 19000101:
+    if len(different) < least or not (different == np.round(different)).all() or different[0] < 19000101:
         return False
     if different[-1] > 20991231:
         if different[0] < 190001010000 or different[-1] > 20991231235959:

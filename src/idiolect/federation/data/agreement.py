@@ -20,6 +20,7 @@ from idiolect.core.errors import InputError, listed
 from idiolect.core.objectives import TaskName
 from idiolect.core.tree import Tree
 from idiolect.data import FederatedData
+from idiolect.data.custom import dates
 from idiolect.data.custom.columns import check_amounts, in_order
 from idiolect.data.datasets.dataset import Encoding
 from idiolect.data.federated import RawSamples
@@ -253,9 +254,8 @@ def unknown_texts(agreement: Agreement, site: str, offer: Offer) -> list[str]:
     """
     there = agreement.inputs.columns
     if offer.kind == "table" and (absent := {c.name for c in there if c.features} - {c.name for c in offer.columns}):
-        raise InputError(
-            f"{site} has no column {min(absent)!r}, which the other sites agreed on: add it, or start a new run"
-        )
+        first, *_ = dates.as_written(sorted(absent))
+        raise InputError(f"{site} has no column {first!r}, which the other sites agreed on: add it, or start a new run")
     inputs = agreement.inputs
     whole = Offer(
         kind=inputs.kind, shape=() if inputs.kind == "table" else inputs.shape, columns=there,

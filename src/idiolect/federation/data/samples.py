@@ -185,7 +185,7 @@ class SiteFiles:
             shape = tuple(windows(rest, channels, self.where).shape[1:])
             return Offer(kind="windows", shape=shape, channels=channels, **goal)
         look_at_numbers({str(c): rest[c] for c in rest}, np.zeros(len(rest), np.int64), clients=False)
-        rest, names_of_features, further = dates.expanded(rest, [str(c) for c in rest])
+        rest, names_of_features, further = dates.expanded(rest, [str(c) for c in rest], every=True)
         columns = tuple(_columns(rest[names_of_features], further))
         scales = tuple(self._scale(rest, column) for column in columns)
         return Offer(kind="table", columns=columns, scales=scales, **goal)
@@ -312,8 +312,9 @@ class SiteFiles:
             return Reader(inputs, self.where).encode(Part(frame))
         if look:
             return Reader(inputs, self.where, as_is=self._as_is).encode(Part(frame))
-        frame, _ = dates.with_parts(frame, [c.name for c in inputs.columns])
+        frame, _ = dates.with_parts(frame, [c.name for c in inputs.columns], self.where)
         if absent := [c.name for c in inputs.columns if c.name not in frame]:
+            absent = dates.as_written(absent)
             raise InputError(f"{self.where} has no column {absent[0]!r}, which the sites agreed on: add it")
         return tables.encode(inputs.columns, frame)
 

@@ -1,0 +1,52 @@
+"""The cells of a site's column, beside what a bundle knows of this column."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Any
+
+import numpy as np
+import pandas as pd
+
+from idiolect.core.errors import InputError, listed
+from idiolect.data.custom.columns import by_value, missing, text_of
+from idiolect.data.datasets.dataset import Encoding
+
+MANY = 20
+"""Cells, none of which is known, that show that a column is not the one that was meant; fewer may be rare texts."""
+
+
+def remarks(encoding: Encoding, values: pd.Series[Any], where: str, name: str, *, knows_gaps: bool) -> Iterator[str]:
+    """Sentences about empty cells and texts that the bundle does not know.
+
+    Args:
+        encoding: the bundle's column.
+        values: the site's.
+        where: the site's table.
+        name: what a person calls the column.
+        knows_gaps: whether the bundle has a feature that says where a cell is empty.
+
+    Raises:
+        InputError: there are texts among numbers, or many texts and the bundle knows none.
+    """
+    gone_R = missing(values)
+    if gone_R.any() and not knows_gaps:
+        yield f"column {name!r} has empty cells, which it never had in training: the mean is used"
+    if encoding.kind == "number" and not pd.api.types.is_numeric_dtype(values):
+        texts = pd.to_numeric(values, errors="coerce").isna() & ~gone_R
+        if texts.any():
+            row = int(np.flatnonzero(texts)[0])
+            raise InputError(
+                f"column {name!r} of {where} has {int(texts.sum())} texts where the bundle takes numbers (the first in "
+                f"row {row}, counting from 0): correct them, or leave the cells empty"
+            )
+    if encoding.kind == "text":
+        is_known = by_value(lambda v: text_of(v) in encoding.texts, values[~gone_R])
+        unknown = len(is_known) - int(is_known.sum())
+        if len(is_known) >= MANY and unknown == len(is_known):
+            raise InputError(
+                f"column {name!r} of {where} has none of the texts that the bundle knows "
+                f"({listed([t for t in encoding.texts if t], 8)}): translate its values into these"
+            )
+        if unknown:
+            yield f"column {name!r} has {unknown} values that the bundle does not know"
