@@ -201,6 +201,24 @@ def test_a_source_is_read_already(settings: dict[str, Any], sentence: str) -> No
     assert str(error.value).startswith(", ".join(settings))
 
 
+@pytest.mark.parametrize(
+    "settings", [{"task": "regression"}, {"unlabelled": "drop"}, {"tokens": "words"}, {"max_tokens": 9}]
+)
+def test_the_source_of_a_function_is_read_already(settings: dict[str, Any]) -> None:
+    Path("read_rows.py").write_text(
+        "import numpy as np\n"
+        "from idiolect.data import from_arrays\n"
+        "def source():\n"
+        "    return from_arrays(np.zeros((60, 3), np.float32), np.arange(60) % 2)\n"
+    )
+    study = idl.Study(data="read_rows.source", partition="iid", clients=3, **settings, **QUICK)
+    (name,) = settings
+    with pytest.raises(
+        InputError, match=rf"^{name} is for tables and arrays, and read_rows\.source returns a Source: "
+    ):
+        study.federation()
+
+
 def test_what_divides_and_changes_the_samples_goes_with_a_source() -> None:
     study = idl.Study(
         data=arrays(), partition="natural", new_clients=1, keep="50%", normalise="symmetric",
