@@ -25,6 +25,12 @@ def test_another_name_is_not_there() -> None:
         idl.studdy  # noqa: B018
 
 
+def test_completion_finds_every_public_name_before_its_first_use() -> None:
+    code = "import sys, idiolect; print(*dir(idiolect)); assert 'torch' not in sys.modules"
+    found = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True).stdout.split()
+    assert {"Study", "run", "data", "Result", "tune", "__version__"} | set(idl.__all__) <= set(found)
+
+
 def test_the_import_alone_is_light() -> None:
     code = "import sys, idiolect; print(*{m.partition('.')[0] for m in sys.modules})"
     found = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True).stdout.split()

@@ -81,3 +81,8 @@ def __getattr__(name: str) -> Any:
         room = next((room for room, names in rooms.items() if name in names), "studies")
         return getattr(import_module(f"idiolect.{room}"), name)
     raise AttributeError(f"module 'idiolect' has no attribute {name!r}")
+
+
+def __dir__() -> list[str]:
+    """The public names too that are not imported yet: completion asks for them."""
+    return sorted({*globals(), *__all__})

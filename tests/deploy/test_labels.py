@@ -319,6 +319,25 @@ def test_as_an_estimator(bundle: Bundle, site: Bundle) -> None:
         idl.load(bundle.folder).fit(x, y[:, :2])
 
 
+def test_the_columns_of_a_frame_are_found_by_name(bundle: Bundle) -> None:
+    """In any order, and the labels of an array by their place."""
+    frame = visits(80, 1)
+    x, new = frame[["a", "b"]], visits(30, 8)
+    by_place = idl.load(bundle.folder).fit(x, frame[LABELS].to_numpy())
+    by_name = idl.load(bundle.folder).fit(x, frame[["rash", "cough", "fever"]])
+    want = by_place.predict_proba(new[["a", "b"]])
+    np.testing.assert_array_equal(by_name.predict_proba(new[["a", "b"]]), want)
+    found = pd.DataFrame(by_name.predict(new[["a", "b"]]), columns=LABELS)
+    assert by_name.score(new[["a", "b"]], found[["fever", "rash", "cough"]]) == 1.0
+    for other in (frame[["cough", "fever"]], frame[[*LABELS, "site"]], frame[LABELS].set_axis(["x", "y", "z"], axis=1)):
+        with pytest.raises(
+            InputError, match=r"^y has the columns .*, and the bundle predicts cough, fever, rash: give"
+        ):
+            idl.load(bundle.folder).fit(x, other)
+        with pytest.raises(InputError, match=r"^y has the columns"):
+            by_name.score(x, other)
+
+
 @pytest.mark.parametrize("rule", ["f1", "balanced"])
 def test_two_classes_keep_their_threshold(rule: str, tmp_path: Path) -> None:
     """Of a client as of a joined site; what is predicted follows it, also by scikit-learn."""

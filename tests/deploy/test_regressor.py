@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import pickle
+import re
 import warnings
 from pathlib import Path
 
@@ -73,6 +74,20 @@ def test_fit_predict_score(of_one: Bundle, of_two: Bundle, numbers: int) -> None
     again = pickle.loads(pickle.dumps(model))
     np.testing.assert_array_equal(again.predict(x[60:]), value)
     np.testing.assert_array_equal(again.predict_interval(x[60:], level=0.8), ends)
+
+
+def test_the_columns_of_a_frame_are_found_by_name(of_one: Bundle, of_two: Bundle) -> None:
+    x, y, _ = rows(60, 1, 2.5)
+    first, second = (one.name for one in of_two.about.targets)
+    frame = pd.DataFrame({second: y[:, 1], first: y[:, 0]})
+    by_place, by_name = idl.load(of_two.folder).fit(x, y), idl.load(of_two.folder).fit(x, frame)
+    np.testing.assert_array_equal(by_name.predict(x), by_place.predict(x))
+    assert by_name.score(x, frame) == by_place.score(x, y)
+    said = f"y has the columns a, b, and the bundle predicts {first}, {second}: give exactly these columns"
+    with pytest.raises(idl.InputError, match=f"^{re.escape(said)}"):
+        idl.load(of_two.folder).fit(x, frame.set_axis(["a", "b"], axis=1))
+    one = idl.load(of_one.folder).fit(x, pd.DataFrame({"pressure": y[:, 0]}))
+    np.testing.assert_array_equal(one.predict(x), idl.load(of_one.folder).fit(x, y[:, 0]).predict(x))
 
 
 def test_it_works_inside_scikit_learn(of_one: Bundle) -> None:

@@ -109,6 +109,21 @@ def test_a_study_cannot_write_into_the_page(make, tmp_path):
     assert NASTY in json.loads(Reader(page).scripts[0][1])["run1-labels"]["data"]["values"][0]["class"]
 
 
+def test_runs_with_different_scores_are_named_by_both(make, tmp_path):
+    """Squared errors are not called accuracies, and have no unit."""
+    of_numbers = make(["local", "fedavg"])
+    of_numbers.manifest |= {"task": "regression", "targets": ["pressure"], "classes": 1, "class_names": ["samples"]}
+    for client in of_numbers.manifest["clients"]:
+        client |= {part: [sum(client[part])] for part in ("train", "test")}
+    of_numbers.records = [(*r[:5], "mse" if r[5] == "accuracy" else r[5], *r[6:]) for r in of_numbers.records]
+    runs = [of_numbers.save(tmp_path / "numbers"), make(["local", "fedavg"]).save(tmp_path / "classes")]
+    both = report.write(runs, tmp_path / "both.html").read_text(encoding="utf-8")
+    assert "<caption>Mean squared error, accuracy (%) per method and run</caption>" in both
+    alike = report.write(runs[:1] * 2, tmp_path / "alike.html").read_text(encoding="utf-8")
+    assert "<caption>Mean squared error per method and run</caption>" in alike
+    assert "Accuracy (%) per method" not in alike
+
+
 def test_several_runs_stand_side_by_side(make, tmp_path):
     runs = [make(["local", "fedavg"]).save(tmp_path / "one"), make(["fedavg", "fedpac"]).save(tmp_path / "two")]
     page = report.write(runs, tmp_path / "report.html").read_text(encoding="utf-8")

@@ -163,6 +163,72 @@ def test_a_source_from_python() -> None:
         run(idl.Study(data=other, **QUICK), resume=True)
 
 
+FOR_TABLES = "data.from_frame, data.from_dataset or data.open_data"
+
+
+@pytest.mark.parametrize(
+    ("settings", "sentence"),
+    [
+        (
+            {"group_column": "patient"},
+            f"group_column would change nothing, because data is a Source, which is read already: leave it out here "
+            f"and give it to {FOR_TABLES}; data.from_arrays takes group_column as groups",
+        ),
+        (
+            {"target": "sex", "drop": ["crp"]},
+            "target, drop would change nothing, because data is a Source, which is read already: leave them out here "
+            f"and give them to {FOR_TABLES}",
+        ),
+        ({"client_column": "site"}, f"{FOR_TABLES}; data.from_arrays takes client_column as clients"),
+        ({"text": "note"}, FOR_TABLES),
+        ({"missing": "-9"}, FOR_TABLES),
+        ({"task": "classification"}, "data.from_frame, data.from_dataset, data.open_data or data.from_arrays"),
+        ({"unlabelled": "drop"}, "data.from_frame, data.from_dataset, data.open_data or data.from_arrays"),
+        ({"tokens": "words"}, "data.from_frame, data.from_dataset, data.open_data or data.from_arrays"),
+        ({"max_tokens": 9}, "data.from_frame, data.from_dataset, data.open_data or data.from_arrays"),
+        ({"resize": "32"}, "give it to data.from_dataset or data.open_data"),
+        ({"header": "none"}, "give it to data.open_data"),
+        ({"columns": "a+b"}, "give it to data.open_data"),
+        ({"categorical": "a"}, "give it to data.open_data"),
+        ({"layout": "{class}"}, "give it to data.open_data"),
+    ],
+    ids=lambda value: "+".join(value) if isinstance(value, dict) else "",
+)
+def test_a_source_is_read_already(settings: dict[str, Any], sentence: str) -> None:
+    with pytest.raises(InputError) as error:
+        idl.Study(data=arrays(), **settings)
+    assert str(error.value).endswith(sentence)
+    assert str(error.value).startswith(", ".join(settings))
+
+
+@pytest.mark.parametrize(
+    "settings", [{"task": "regression"}, {"unlabelled": "drop"}, {"tokens": "words"}, {"max_tokens": 9}]
+)
+def test_the_source_of_a_function_is_read_already(settings: dict[str, Any]) -> None:
+    Path("read_rows.py").write_text(
+        "import numpy as np\n"
+        "from idiolect.data import from_arrays\n"
+        "def source():\n"
+        "    return from_arrays(np.zeros((60, 3), np.float32), np.arange(60) % 2)\n"
+    )
+    study = idl.Study(data="read_rows.source", partition="iid", clients=3, **settings, **QUICK)
+    (name,) = settings
+    with pytest.raises(
+        InputError, match=rf"^{name} is for tables and arrays, and read_rows\.source returns a Source: "
+    ):
+        study.federation()
+
+
+def test_what_divides_and_changes_the_samples_goes_with_a_source() -> None:
+    study = idl.Study(
+        data=arrays(), partition="natural", new_clients=1, keep="50%", normalise="symmetric",
+        shifts="rotate:groups=2", split="ordered", **QUICK
+    )  # fmt: skip
+    assert study.federation().clients == 3
+    ordered = idl.Study(data=arrays(), partition="iid", clients=3, sizes=10, **QUICK)
+    assert [len(rows) for rows in ordered.federation().train] == [10] * 3
+
+
 def test_rows_without_clients_are_divided_as_usual() -> None:
     federation = idl.Study(data=arrays(300, clients=False), **QUICK, clients=4).federation()
     assert federation.names == ()

@@ -58,3 +58,50 @@ def test_accuracy_of_new_clients(tmp_path: Path) -> None:
     result = idl.run(study(protocol="clients=new", seeds=[1]), tmp_path / "r", engine="sequential")
     assert result.accuracy().to_dict() == pytest.approx(by_hand(tmp_path / "r", "new", range(3, 4), [1.0]))
     assert result.client_accuracy().index.tolist() == ["Oslo"]
+
+
+def test_a_run_is_opened_again_by_its_folder(tmp_path: Path) -> None:
+    table = pd.DataFrame(SAMPLES, columns=list("abcd")).assign(site=OWNERS, label=LABELS)
+    table.to_csv(tmp_path / "t.csv", index=False)
+    own = idl.Study(data=tmp_path / "t.csv", client_column="site", rounds=1, local_epochs=1, methods=["fedavg"])
+    first = idl.run(own, tmp_path / "r", engine="sequential")
+    again = idl.Result(str(tmp_path / "r"))
+    assert again == first == idl.Result(tmp_path / "r", own)
+    assert again.folder == tmp_path / "r"
+    assert again.study == own
+    pd.testing.assert_series_equal(again.score(), first.score())
+    made = [result.bundle("fedavg", tmp_path / name) for result, name in ((first, "a"), (again, "b"))]
+    weights = [{file.name: file.read_bytes() for file in one.folder.glob("*.safetensors")} for one in made]
+    assert weights[0]
+    assert weights[0] == weights[1]
+
+
+def test_a_run_of_data_from_python_is_opened_again(tmp_path: Path) -> None:
+    """Its numbers are there; its data are not."""
+    given = study(seeds=[0], rounds=1)
+    first = idl.run(given, tmp_path / "r", engine="sequential")
+    again = idl.Result(tmp_path / "r")
+    pd.testing.assert_series_equal(again.score(), first.score())
+    with pytest.raises(idl.InputError, match="they were given in a Python program"):
+        again.bundle("fedavg", tmp_path / "a")
+    idl.Result(tmp_path / "r", given).bundle("fedavg", tmp_path / "a")
+
+
+def test_what_is_no_run_is_not_opened(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    with pytest.raises(idl.InputError, match=r"^there is no run folder .*nowhere: give the folder that a run wrote$"):
+        idl.Result(tmp_path / "nowhere")
+    (tmp_path / "empty").mkdir()
+    with pytest.raises(idl.InputError, match=r"study\.yaml"):
+        idl.Result(tmp_path / "empty")
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.syspath_prepend(tmp_path)
+    (tmp_path / "networks_of_mine.py").write_text(
+        "from torch import nn\n"
+        "def small(shape, classes):\n"
+        "    return nn.Sequential(nn.Linear(shape[0], 4), nn.ReLU()), nn.Linear(4, classes)\n"
+    )
+    own = study(seeds=[0], rounds=1, model="networks_of_mine.small")
+    first = idl.run(own, "r", engine="sequential")
+    with pytest.raises(idl.InputError, match=r"networks_of_mine\.small is code, .* give allow_import=True$"):
+        idl.Result("r")
+    pd.testing.assert_series_equal(idl.Result("r", allow_import=True).score(), first.score())

@@ -114,7 +114,9 @@ class PersonalRegressor(RegressorMixin, SiteEstimator):  # type: ignore[misc]
 
         Args:
             X: the samples, as for ``PersonalClassifier``.
-            y: the numbers (N,), or (N, D) where the bundle predicts several, in the units of its training.
+            y: the numbers (N,), or (N, D) where the bundle predicts several, in the units of its training. Several
+                columns of a data frame are found by the bundle's names, in any order; those of an array are taken in
+                the bundle's order.
             groups: which samples belong together, as those of one patient (N,): the comparison keeps them together.
 
         Raises:
@@ -156,6 +158,14 @@ class PersonalRegressor(RegressorMixin, SiteEstimator):  # type: ignore[misc]
         half_D = np.array(half_widths(self._about(), level))
         value_ND = unscaled(self._outputs(X), self._open().about.targets).numpy()
         return _narrow(np.stack([value_ND - half_D, value_ND + half_D], -1))
+
+    def score(self, X: Any, y: ArrayLike, sample_weight: ArrayLike | None = None) -> float:
+        """R2, the mean of several numbers' where the bundle predicts several; ``y`` is as for ``fit``.
+
+        Raises:
+            InputError: as ``fit``.
+        """
+        return float(super().score(X, self._in_order(y), sample_weight))
 
     def _about(self) -> About:
         """What the bundle says, with what ``fit`` found of the site."""
@@ -201,7 +211,8 @@ class PersonalMultilabelClassifier(ClassifierMixin, SiteEstimator):  # type: ign
 
         Args:
             X: the samples, as for ``PersonalClassifier``.
-            y: 1 where a sample has a label, else 0 (N, L), in the order of ``classes_``.
+            y: 1 where a sample has a label, else 0 (N, L). The columns of a data frame are found by their names, those
+                of ``classes_`` in any order; the columns of an array are taken in the order of ``classes_``.
             groups: which samples belong together, as those of one patient (N,): the comparison keeps them together.
 
         Raises:
@@ -217,6 +228,14 @@ class PersonalMultilabelClassifier(ClassifierMixin, SiteEstimator):  # type: ign
     def predict_proba(self, X: Any) -> NDArray[np.float64]:
         """The probability of each label (N, L), in the order of ``classes_``."""
         return cast(NDArray[np.float64], probabilities(self._outputs(X)).numpy())
+
+    def score(self, X: Any, y: ArrayLike, sample_weight: ArrayLike | None = None) -> float:
+        """The share of samples whose labels are all right; ``y`` is as for ``fit``.
+
+        Raises:
+            InputError: as ``fit``.
+        """
+        return float(super().score(X, self._in_order(y), sample_weight))
 
     @property
     def classes_(self) -> NDArray[Any]:

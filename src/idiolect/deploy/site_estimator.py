@@ -14,7 +14,7 @@ from sklearn.utils.validation import check_array
 from torch import Tensor
 
 from idiolect.core import tree
-from idiolect.core.errors import InputError
+from idiolect.core.errors import InputError, listed
 from idiolect.core.objectives import TaskName
 from idiolect.core.tree import Tree
 from idiolect.data.custom.parts import Part
@@ -52,7 +52,7 @@ class SiteEstimator(BaseEstimator):  # type: ignore[misc]
             raise InputError(f"{self.bundle} has models that are ready: predict with them, without fit")
         if y is None:
             raise ValueError(f"{type(self).__name__} requires y to be passed, but the target y is None")
-        y = self._checked(np.asarray(y))
+        y = self._checked(np.asarray(self._in_order(y)))
         x_N = self._samples(X)
         if y.ndim == 2 and y.shape[1] == 1:
             y = y[:, 0]
@@ -74,6 +74,24 @@ class SiteEstimator(BaseEstimator):  # type: ignore[misc]
         self._at = next(iter(site_thresholds(bundle.about, output, own.y_N)), ())
         self._method, self.choice_ = bundle.method_of(self.weights_), candidates.choice
         return self
+
+    def _in_order(self, y: ArrayLike) -> ArrayLike:
+        """The targets; of a data frame with several columns (N, D) in the bundle's order, by their names.
+
+        Raises:
+            InputError: the columns are not those of the bundle.
+        """
+        about = self._open().about
+        names = list(about.labels) or [target.name for target in about.targets]
+        if len(names) < 2 or not hasattr(y, "columns"):
+            return y
+        frame = _named(y)
+        if sorted(frame.columns) != sorted(names):
+            raise InputError(
+                f"y has the columns {listed(frame.columns, 8)}, and the bundle predicts {listed(names, 8)}: give "
+                "exactly these columns, in any order, or an array with the columns in this order"
+            )
+        return frame[names]
 
     def _checked(self, y: NDArray[Any]) -> NDArray[Any]:
         """The targets, where scikit-learn takes them so."""

@@ -11,7 +11,8 @@ from idiolect.report.merge import merged
 from idiolect.report.notes import notes, said
 from idiolect.report.page import Head, draw, write
 from idiolect.report.rows import NewClients, Row, client_scores, new_clients, scores, summary, unlike_trained
-from idiolect.report.tables import as_csv, as_latex, columns_of, latex, render, render_new_clients
+from idiolect.report.tables import as_csv, as_latex, columns_of, latex
+from idiolect.report.terminal_tables import render, render_new_clients
 from idiolect.runs.reader import Divergence, Run, divergences, read
 
 __all__ = [

@@ -92,11 +92,18 @@ def _page(runs: list[Run], head: Head | None = None) -> str:
         head=head,
         sections=sections,
         comparison=_comparison(runs, colours) if len(runs) > 1 else None,
+        compared_scores=_scores_of(runs),
         curves=curves,
         p_text=p_text,
         too_few=too_few,
         protocol=" ".join(dict.fromkeys(protocol_of(run) for run in runs)),
     )
+
+
+def _scores_of(runs: list[Run]) -> str:
+    """The names of the runs' scores with their units, each once."""
+    text = ", ".join(dict.fromkeys(run.score.axis for run in runs))
+    return text[:1].upper() + text[1:]
 
 
 def _title(runs: list[Run]) -> str:

@@ -5,24 +5,15 @@ from __future__ import annotations
 import csv
 import io
 import re
-import textwrap
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import NamedTuple
 
-from rich import box
-from rich.markup import escape
-from rich.table import Table
-
-from idiolect.core.errors import InputError, nearest, printable
-from idiolect.core.evaluation_protocol import Protocol
-from idiolect.core.objectives import ACCURACY, SCORES, Score, number
-from idiolect.core.terminal import Text
+from idiolect.core.errors import InputError, nearest
+from idiolect.core.objectives import ACCURACY, Score, number
 from idiolect.report.common_clients import counted
 from idiolect.report.measures import OF_NUMBERS, header, requested
-from idiolect.report.rows import OF_CLASSES, NewClients, Row, finished, is_best, summary, unlike_trained
+from idiolect.report.rows import OF_CLASSES, Row, is_best, summary, unlike_trained
 from idiolect.runs.reader import Run
-
-_USUAL = Protocol()
 
 
 class Column(NamedTuple):
@@ -213,104 +204,10 @@ def chosen(columns: Sequence[Column], names: Sequence[str]) -> Sequence[Column]:
     return [*first, *(column for column in dict.fromkeys(by_field[n] for n in names) if column not in first)]
 
 
-_PAGE_ONLY = ("per_client", "per_sample", "calibration_error", "brier", "rounds", "seeds")
-_WIDTH, _TITLE = 80, 20  # of the table in a terminal, and at most of the methods in it
-_SPARED = ("seconds", "bytes_per_round", "std", "worst_decile", "versus_fedavg")  # to make room, in this order
-_USUAL_FIELDS = (*(column.field for column in COLUMNS), *SCORES)
-
-
-def _lines(column: Column) -> list[str]:
-    """The header of a column in a terminal."""
-    text = column.header.replace(" per round", "")
-    if column.field in _USUAL_FIELDS:
-        return text.split(" ", 1)
-    return textwrap.wrap(text, 10, break_long_words=False)
-
-
-def _fitting(rows: Sequence[Row], columns: Sequence[Column]) -> list[Column]:
-    """The columns that fit beside the methods, if those that can be spared are left out, and then the last measures."""
-    columns_ = list(columns)
-    title = min(_TITLE, max((len(row.title) for row in rows), default=0))
-    wide = {c.field: max(map(len, [*_lines(c), *(c.text(row) for row in rows)])) + 2 for c in columns}
-    candidates = [*_SPARED, *reversed([c.field for c in columns if c.field not in _USUAL_FIELDS])]
-    while sum(wide[c.field] for c in columns_) + title > _WIDTH and candidates:
-        field = candidates.pop(0)
-        columns_ = [column for column in columns_ if column.field != field]
-    return columns_
-
-
-def render(
-    rows: Sequence[Row],
-    protocol: Protocol | str = _USUAL,
-    columns: Sequence[Column] = COLUMNS,
-    more: str = "",
-    notes: Sequence[str] = (),
-) -> Table:
-    """The table for a terminal of 80 columns, the best accuracy in bold; the page and ``--json`` have more columns.
-
-    ``more`` is added to what is said below the table, and each of the ``notes`` gets a line of its own there.
-    """
-    every = [column for column in columns if column.field not in _PAGE_ONLY]
-    columns = _fitting(rows, every)
-    if absent := [c.header for c in every if c not in columns and c.field not in _USUAL_FIELDS]:
-        more = f"{more} There is no room for {', '.join(absent)}: see the page.".strip()
-    if any(column.field == "bytes_per_round" for column in columns):
-        more = f"Bytes: down and up, per client and round. {more}"
-    rounds, part = max((row.rounds for row in finished(rows)), default=0), _part_of(rows)
-    most = "up to " * any(row.stopped is not None for row in finished(rows))
-    after = f" after {most}{rounds} round{'' if rounds == 1 else 's'}" if rounds else ""
-    name = rows[0].by.name if rows else "score"
-    caption = (
-        f"{part} {name}{after}: {protocol}"
-        f"{'; ± standard deviation over seeds' if any(row.seed_std is not None for row in rows) else ''}. {more}"
-    ).rstrip()
-    caption = "\n".join([caption, *notes])
-    table = Table(
-        box=box.SIMPLE_HEAD,
-        padding=(0, 0, 0, 1),
-        pad_edge=False,
-        show_edge=False,
-        caption=escape(printable(caption)),
-        caption_justify="left",
-    )
-    table.add_column("Method", overflow="fold", min_width=8)
-    for column in columns:
-        table.add_column("\n".join(_lines(column)), justify="right", no_wrap=True)
-    for row in rows:
-        bold = "bold" if is_best(row, rows) else ""
-        cells = [Text(column.text(row), bold if column.field == row.by.metric else "") for column in columns]
-        table.add_row(Text(row.title, bold), *cells)
-    return table
-
-
-def _part_of(rows: Sequence[Row]) -> str:
-    return rows[0].measured.capitalize() if rows else "Test"
-
-
 def new_clients_caption(run: Run) -> str:
     """What the table of new clients has."""
     unlike = unlike_trained(run)
     return f"{run.score.axis.capitalize()} of new clients, which took no part in training{unlike and f'. {unlike}'}"
-
-
-def render_new_clients(
-    rows: Sequence[NewClients], titles: Mapping[str, str], score: Score = ACCURACY, more: str = ""
-) -> Table:
-    """New clients beside those that trained, for a terminal: a line for each condition, a column for each method.
-
-    ``more`` is added to what is said below the table, as ``unlike_trained``.
-    """
-    about = f"Test {score.axis} of new clients, which took no part in training: mean over clients."
-    table = Table(
-        box=box.SIMPLE_HEAD, padding=(0, 0, 0, 1), pad_edge=False, show_edge=False, caption_justify="left",
-        caption=f"{about} {more}".rstrip(),
-    )  # fmt: skip
-    table.add_column("Who", overflow="fold", min_width=12)
-    for title in titles.values():
-        table.add_column(Text(title), justify="right", no_wrap=True)
-    for row in rows:
-        table.add_row(Text(row.who), *(score.text(value, 1) for value in row.score.values()))
-    return table
 
 
 _TEX = str.maketrans({c: f"\\{c}" for c in "&%$#_{}"} | {

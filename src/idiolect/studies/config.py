@@ -47,8 +47,8 @@ from idiolect.studies.naming import (
     share_of,
 )
 from idiolect.studies.observing import check_observed
-from idiolect.studies.settings import OWN_DATA, field
-from idiolect.studies.source import OBJECT, source_of
+from idiolect.studies.settings import field
+from idiolect.studies.source import OBJECT, check_reading, source_of
 from idiolect.studies.study_file import names_code, settings_of_file
 from idiolect.training import training_of
 from idiolect.training.server_optimisers import server_optimiser_of
@@ -136,13 +136,9 @@ class Study(Display, LocalTraining):
             resolve(protocol=self.protocol.with_patience(self.patience, self.save_predictions))
         if self.data is None:
             resolve(dataset=known_name("dataset", self.dataset or USUAL_DATASET, data.names()))
-            own = [k for k in OWN_DATA if getattr(self, k)]
-            if own == ["client_column"] and self.client_column in data.describe(str(self.dataset))["columns"]:
-                pass
-            elif own:
-                raise ValueError(f"{own[0]} is for your own data: give data too, or leave {own[0]} out")
         elif self.dataset is not None or self.data_dir is not None:
             raise ValueError("give data (your own) or dataset and data_dir (one by name), not both")
+        check_reading(self)
         if self.partition is None:
             column = self.client_column
             if column is None and self.dataset is not None:

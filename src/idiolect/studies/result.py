@@ -15,7 +15,7 @@ from idiolect.core.errors import InputError, nearest, option
 from idiolect.report import defences
 from idiolect.report.by_client import frame
 from idiolect.runs import predictions
-from idiolect.runs.folder import PAGE_FILE
+from idiolect.runs.folder import PAGE_FILE, STUDY_FILE
 from idiolect.runs.store import starts
 from idiolect.studies.config import Study
 from idiolect.studies.method_use import Use, title_of
@@ -28,12 +28,31 @@ if TYPE_CHECKING:
 log = logging.getLogger(__name__)
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, init=False)
 class Result:
-    """A finished (or stopped) run."""
+    """A finished (or stopped) run; ``Result("runs/first")`` opens it again.
+
+    Args:
+        folder: of the run.
+        study: what was run; None reads it from the folder's ``study.yaml``. Give it where its data or its partition
+            are objects of Python, which that file does not have: ``bundle`` needs them.
+        allow_import: whether that file may name code by its import path, which is then imported and run.
+
+    Raises:
+        InputError: without ``study``: there is no such folder, one of its files is missing, broken or has changed, or
+            it names code without ``allow_import``.
+    """
 
     folder: Path
     study: Study
+
+    def __init__(self, folder: str | Path, study: Study | None = None, *, allow_import: bool = False) -> None:
+        folder = Path(folder)
+        if study is None:
+            report.read(folder)  # it notices what is missing, or was changed
+            study = Study.read(folder / STUDY_FILE, allow_import=allow_import)
+        object.__setattr__(self, "folder", folder)
+        object.__setattr__(self, "study", study)
 
     @property
     def runs(self) -> list[dict[str, Any]]:

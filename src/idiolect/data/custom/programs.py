@@ -57,8 +57,9 @@ def from_program(
     if set_ := [k for k, v in {**options, "text": reading.columns, "missing": missing}.items() if v and k != "task"]:
         raise InputError(f"{set_[0]} is for tables and image files, and {path} returns arrays: leave it out")
     if isinstance(data, Source):
-        if unlabelled:
-            raise InputError(f"unlabelled is for tables and arrays, and {path} returns a Source: leave it out")
+        of_arrays = {"task": options["task"], "unlabelled": unlabelled, **of_texts}
+        if set_ := [k for k, v in of_arrays.items() if v]:
+            raise InputError(f"{set_[0]} is for tables and arrays, and {path} returns a Source: leave it out")
         return data
     if isinstance(data, tuple) and len(data) in (2, 3):
         x, y, *clients = data
