@@ -42,17 +42,10 @@ def tables(folder: Path, names: Iterable[str] = NAMES, rows: int = 20) -> dict[s
 
 def study(folder: Path, methods: str = "fedavg", rounds: int = 3, **more: object) -> Path:
     """The file of a quick study."""
-    lines = [
-        "name: trial",
-        f"methods: [{methods}]",
-        f"rounds: {rounds}",
-        "local_epochs: 1",
-        "batch_size: 8",
-        "lr: 0.05",
-    ]
-    lines += ["evaluate_every: 1", *(f"{name}: {value}" for name, value in more.items())]
+    usual = {"name": "trial", "methods": f"[{methods}]", "rounds": rounds, "local_epochs": 1, "batch_size": 8}
+    settings = usual | {"lr": 0.05, "evaluate_every": 1} | more
     path = folder / "study.yaml"
-    path.write_text("\n".join(lines) + "\n")
+    path.write_text("".join(f"{name}: {value}\n" for name, value in settings.items()))
     return path
 
 
