@@ -285,20 +285,27 @@ def test_too_few_sites_end_the_run_and_it_can_go_on(files: Files, tmp_path: Path
     assert sorted(found.records["round"].unique()) == [1, 2]
 
 
+class Killed(Exception):
+    """In place of a signal that nobody can handle."""
+
+
+def _killed_in(kind: str) -> Tamper:
+    """The server ends when a site answers in round 2."""
+
+    def dies(asked: Message, reply: Message) -> Message:
+        if asked.about.get("round") == 2 and asked.about["kind"] == kind:
+            raise Killed
+        return reply
+
+    return dies
+
+
 def test_a_server_that_was_stopped_goes_on_to_the_same_numbers(files: Files, tmp_path: Path) -> None:
     study(tmp_path, "scaffold, fedper", rounds=3)
     whole = _run(tmp_path, Loop(workers(tmp_path / "a", files)), "whole")
 
-    class Killed(Exception):
-        pass
-
-    def dies(asked: Message, reply: Message) -> Message:
-        if asked.about.get("round") == 2 and asked.about["kind"] == "local":
-            raise Killed
-        return reply
-
     with pytest.raises(Killed):  # four sites have trained round 2 by then
-        _run(tmp_path, Loop(workers(tmp_path / "b", files), {"coast": dies}))
+        _run(tmp_path, Loop(workers(tmp_path / "b", files), {"coast": _killed_in("local")}))
     link = Loop(workers(tmp_path / "b", files))  # the sites have started again, too
     _same(_run(tmp_path, link).records, whole.records)
     assert not [m for _, m in link.sent if m.about["kind"] in ("study", "inputs", "begin")]
@@ -395,16 +402,8 @@ def test_a_round_that_is_measured_twice_is_spent_twice(files: Files, tmp_path: P
     """A server that is killed while it measures round 2 repeats it, and both models of that round are out."""
     study(tmp_path, rounds=2, privacy="gaussian:norm=1.0,noise_multiplier=5.0,delta=0.01")
 
-    class Killed(Exception):
-        pass
-
-    def dies(asked: Message, reply: Message) -> Message:
-        if asked.about.get("round") == 2 and asked.about["kind"] == "evaluate":
-            raise Killed
-        return reply
-
     with pytest.raises(Killed):
-        _run(tmp_path, Loop(workers(tmp_path / "states", files), {"coast": dies}))
+        _run(tmp_path, Loop(workers(tmp_path / "states", files), {"coast": _killed_in("evaluate")}))
     records = _run(tmp_path, Loop(workers(tmp_path / "states", files))).records
     spent = records[records["metric"] == "epsilon"].groupby("round")["value"].max()
     ledger = Ledger(GaussianMechanism(norm=1.0, noise_multiplier=5.0, delta=0.01))

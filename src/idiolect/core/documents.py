@@ -102,12 +102,12 @@ class _Bounded(yaml.SafeLoader):
 
     def compose_mapping_node(self, anchor: Any) -> MappingNode:
         node = super().compose_mapping_node(anchor)
-        keys = [key for key, _ in node.value if isinstance(key, ScalarNode)]
-        names = [key.value for key in keys]
-        for at, key in enumerate(keys):
-            if key.value in names[:at]:
+        names = set[str]()
+        for key in (key for key, _ in node.value if isinstance(key, ScalarNode)):
+            if key.value in names:
                 sentence = f"{brief(key.value)} is given twice: leave one of them out"
                 raise ComposerError(None, None, sentence, key.start_mark)
+            names.add(key.value)
         return node
 
     def construct_object(self, node: Node, deep: bool = False) -> Any:
