@@ -206,6 +206,9 @@ def test_measures_and_predictions(idiolect: Command) -> None:
 
 def test_two_runs_in_one_table(idiolect: Command, finished: Path) -> None:
     assert idiolect(f"{SMALL} --methods fedavg,local --rounds 1 --lr 0.1 --quiet --out s").code == 0
+    pages = Path("r/report.html").read_bytes(), Path("s/report.html").read_bytes()
+    assert idiolect("report r s").out == "Report: r/comparison.html\n"
+    assert (Path("r/report.html").read_bytes(), Path("s/report.html").read_bytes()) == pages, "a run keeps its page"
     said = idiolect("report r s --export latex --columns accuracy,worst --out t")
     assert (said.code, said.out) == (0, "Written: t/table.tex\n")
     text = Path("t/table.tex").read_text()

@@ -97,6 +97,30 @@ def test_marks_of_missing_values(missing, a, b, kind, tmp_path):
     assert ("b=missing" in source.feature_names) == (None in b)
 
 
+@pytest.mark.parametrize("missing", [-9, [-9], ["-9"], -9.0])
+def test_marks_may_be_numbers_in_python(missing):
+    frame = pd.DataFrame({"a": [1.0, -9.0, 3.0], "b": [-9, 2, 4], "y": ["u", "v", "u"]})
+    source = from_frame(frame, target="y", missing=missing)
+    assert source.feature_names == ("a", "a is missing", "b", "b is missing")
+    np.testing.assert_array_equal(source.x_R.numpy()[:, 0], np.array([1, np.nan, 3], np.float32))
+
+
+def test_a_frame_has_lists_of_columns_as_texts_joined_by_plus():
+    frame = pd.DataFrame({"a": [1.0, 2.5, 3.5], "y": [0, 1, 1], "z+": [1, 0, 1], "u": ["x", "y", "w"]})
+    frame["v"] = ["p", "q", ""]
+    listed = from_frame(frame.drop(columns=["u", "v"]), target=["y", "z+"], task="multilabel")
+    assert listed.targets.names == ("y", "z+")
+    texts = [from_frame(frame.drop(columns=["z+"]), target="y", text=t) for t in (["u", "v"], "u+v")]
+    np.testing.assert_array_equal(*(source.x_R.numpy() for source in texts))
+
+
+def test_only_a_frame_is_one():
+    with pytest.raises(InputError, match=r"takes a pandas\.DataFrame, not a ndarray: arrays are for from_arrays$"):
+        from_frame(np.zeros((3, 2)), target="y")
+    with pytest.raises(InputError, match=r"takes a pandas\.DataFrame, not a dict"):
+        from_frame(pd.DataFrame({"a": [1, 2], "y": [0, 1]}), target="y", test={"a": [1]})
+
+
 def test_a_column_of_numbers_and_marks_is_one_of_numbers(tmp_path):
     content = "a,y\n1.5,u\nn.d.,v\n2.5,v\n"
     assert open_data(save(tmp_path, content), target="y", missing="n.d.").feature_names == ("a", "a is missing")

@@ -1035,7 +1035,7 @@ def test_columns_are_asked_for_by_name(divide_by):
     ):
         divide_by(toy(), 2, rng())
     with pytest.raises(
-        InputError, match=r"toy does not say which client a sample belongs to; give column, known: none"
+        InputError, match=r"toy does not say which client a sample belongs to; take another, such as dirichlet$"
     ):
         divide_by(source_of(np.zeros(9, np.int64), 9, 1), 2, rng())
 

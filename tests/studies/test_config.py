@@ -33,11 +33,16 @@ SMALL: dict[str, Any] = {"clients": 4, "rounds": 2, "local_epochs": 1, "model": 
         ({"participation": float("nan")}, "participation=nan is not valid: "),
         ({"lr": float("inf")}, "lr=inf is not valid: "),
         ({"seeds": []}, "seeds=[] is not valid: "),
+        ({"seeds": "0-x"}, "seeds='0-x': write whole numbers separated by commas, as 0,1,2, or 0-2"),
+        ({"seeds": "0-2,1"}, "seed 1 is given twice"),
         ({"seeds": [0, 0]}, "seed 0 is given twice: give each seed once"),
         ({"partition": "iid:alpha=1"}, "partition iid has no option 'alpha'; "),
         ({"partition": 3}, "partition: cannot read 3; write name:option=value, for example dirichlet:alpha=0.3"),
         ({"shifts": ["rotate:90"]}, "cannot read '90' in 'rotate:90': write options as name:key=value,key=value"),
-        ({"methods": [{"name": "fedavg", "colour": "red"}]}, "methods: cannot read 'red'; write name:option=value"),
+        (
+            {"methods": [{"name": "fedavg", "colour": "red"}]},
+            "methods: a method has no key 'colour'; known: name, label, options, settings",
+        ),
         ({"methods": []}, "methods: cannot read []; write name:option=value, for example fedpac:alignment=0.5"),
         ({"evaluate_every": 0}, "evaluate_every=0 is not valid: "),
         ({"name": ""}, "name='' is not valid: "),
@@ -55,6 +60,9 @@ def test_bad_settings(settings: dict[str, Any], sentence: str) -> None:
     [
         (lambda: idl.use("fedpacc"), "unknown method 'fedpacc'; did you mean 'fedpac'"),
         (lambda: idl.use("fedpac", alignmnt=1), "method fedpac has no option 'alignmnt'; did you mean 'alignment'"),
+        (lambda: idl.use(idl.use), "a method is a function: give its name"),  # type: ignore[arg-type]
+        (lambda: idl.run({}), "this is a dict, not a study: give idiolect.Study(...)"),  # type: ignore[arg-type]
+        (lambda: idl.tune("s.yaml"), "this is a str, not a study: give idiolect.Study(...)"),  # type: ignore[arg-type]
         (lambda: idl.use("fedpac", label=""), "label='' is not valid"),
     ],
 )
@@ -83,6 +91,9 @@ def test_ways_to_write_the_same_study() -> None:
     )
     assert text == lists == used
     assert idl.Study(seeds=3).seeds == (3,)
+    assert idl.Study(seeds="0-2,7").seeds == (0, 1, 2, 7)
+    of_list = idl.Study(data="a.csv", target=["y", "CD4+"], text=["a", "b"], categorical=["c", "d"], partition="iid")
+    assert (of_list.target, of_list.text, of_list.categorical) == ('y+"CD4+"', "a+b", "c+d")
     assert idl.Study(methods=idl.use("local")).methods[0].name == "local"
 
 

@@ -26,7 +26,11 @@ class Form(StrEnum):
 def report_command(
     runs: Annotated[list[Path], typer.Argument(metavar="RUN...", help="Folders of runs.")],
     out: Annotated[
-        Path | None, option("The page; with --export the folder.", "report.html in the first run's folder")
+        Path | None,
+        option(
+            "The page; with --export the folder.",
+            "report.html in the run's folder; of several, comparison.html in the first's",
+        ),
     ] = None,
     compare: Annotated[
         str | None, option("Compare two methods client by client, with tests and intervals.", metavar="A,B")
@@ -58,7 +62,7 @@ def report_command(
     """
     from idiolect import report
     from idiolect.core.option_spec import split_list
-    from idiolect.runs.folder import PAGE_FILE
+    from idiolect.runs.folder import COMPARISON_FILE, PAGE_FILE
 
     if columns is not None and not export:
         raise InputError("--columns chooses columns of an exported table: add --export latex, csv, clients or labels")
@@ -72,4 +76,5 @@ def report_command(
             say(out_console, f"Written: {path}")
     if compare or export:
         return
-    say(out_console, f"Report: {report.write(runs, out or runs[0] / PAGE_FILE)}")
+    page = PAGE_FILE if len(runs) == 1 else COMPARISON_FILE  # a run's own page stays
+    say(out_console, f"Report: {report.write(runs, out or runs[0] / page)}")

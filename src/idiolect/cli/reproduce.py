@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, Any
 
 import typer
 
@@ -39,7 +39,7 @@ def reproduce_command(
     methods: Annotated[
         str | None, option("Only these methods of the table, separated by commas.", "all", panel=_PANEL)
     ] = None,
-    seeds: Annotated[str, option("Seeds, separated by commas.", _SEEDS, panel=_PANEL)] = _SEEDS,
+    seeds: Annotated[str, option("Seeds: 0,1,2 or 0-2.", _SEEDS, panel=_PANEL)] = _SEEDS,
     rounds: Annotated[
         int | None, option("Rounds, in place of the paper's; then no verdict is kept.", panel=_PANEL)
     ] = None,
@@ -113,9 +113,11 @@ def reproduce_command(
     if tune:
         table = searches.tuned_recipe(table)
         cells = searches.with_searches(table, cells, trials)
-    some, seconds = _seeds(seeds), _seconds(budget)
+    seconds = _seconds(budget)
     # These lines check the settings: within a run, an error would count as a cell without data.
-    study = Study(seeds=some, precision=precision, **({} if rounds is None else {"rounds": rounds}))
+    settings: dict[str, Any] = {"seeds": seeds, "precision": precision} | ({} if rounds is None else {"rounds": rounds})
+    study = Study(**settings)
+    some = study.seeds
     runner.check_precision(study, engines.engine(engine, workers))
     for one in track or ():
         trackers.tracker(one)
@@ -196,13 +198,6 @@ def _two(text: str, labels: Sequence[str]) -> tuple[str, str]:
         if one in labels and other in labels and one != other:
             return one, other
     raise InputError(f"--compare {text}: write two of {', '.join(map(repr, labels))}, separated by a comma")
-
-
-def _seeds(text: str) -> list[int]:
-    try:
-        return [int(piece) for piece in text.split(",")]
-    except ValueError:
-        raise InputError(f"--seeds {text}: write whole numbers separated by commas, as 0,1,2") from None
 
 
 def _seconds(text: str | None) -> float | None:

@@ -86,7 +86,10 @@ def _with(methods: Sequence[Use], sets: Sequence[str]) -> tuple[Use, ...]:
         target, equals, value = text.partition("=")
         label, dot, option = target.strip().rpartition(".")
         if not (equals and dot):
-            raise InputError(f"--set {text}: write METHOD.OPTION=VALUE, for example pfedfda.ridge=1.0")
+            raise InputError(
+                f"--set {text}: write METHOD.OPTION=VALUE, for example pfedfda.ridge=1.0; a setting "
+                "of the study is an option of its own, as --rounds 20"
+            )
         chosen = [mine for m, mine in zip(methods, given, strict=True) if label in (m.name, m.label)]
         if not chosen:
             hint = nearest(label, [m.label for m in methods])

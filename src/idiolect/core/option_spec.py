@@ -11,7 +11,7 @@ from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import asdict
 from functools import lru_cache
 from types import ModuleType
-from typing import Any
+from typing import Any, TypeVar, cast
 
 import pydantic
 from pydantic import BaseModel, ConfigDict, Field
@@ -19,6 +19,7 @@ from pydantic import BaseModel, ConfigDict, Field
 from idiolect.core.documents import parse_yaml
 from idiolect.core.errors import InputError, brief, nearest
 
+T = TypeVar("T")
 _QUOTED_NAME = re.compile(r'\s*\+\s*(?=(?:[^"]*"[^"]*")*[^"]*$)')  # a plus outside of double quotes
 _CALL = re.compile(r"([^:(\s]+)\((.*)\)", re.DOTALL)
 
@@ -92,6 +93,17 @@ def scalar(text: str) -> Any:
 
 PLUS = "names are joined by +, and a name that has a + itself stands in double quotes, as '\"CD4+\"+age'"
 """How names are joined, for messages."""
+
+
+def joined(names: T | Sequence[object]) -> T | str:
+    """A list of names as one text, joined by +, in which a name with a + is quoted; all else as it is.
+
+    >>> joined(["CD4+", "age"]), joined("age"), joined(None)
+    ('"CD4+"+age', 'age', None)
+    """
+    if not isinstance(names, list | tuple):
+        return cast(T, names)
+    return "+".join(f'"{name}"' if "+" in str(name) else str(name) for name in names)
 
 
 def split_names(text: str, known: Collection[str]) -> list[str]:

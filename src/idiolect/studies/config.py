@@ -18,7 +18,7 @@ from idiolect.core.import_path import by_path, may_import, no_imports
 from idiolect.core.method import Task
 from idiolect.core.network import Precision
 from idiolect.core.objectives import TaskName
-from idiolect.core.option_spec import Spec, split_list
+from idiolect.core.option_spec import Spec, joined, split_list
 from idiolect.core.schedules import check_schedule
 from idiolect.data import FederatedData, Normalise, Source
 from idiolect.data.datasets.dataset import Header, Unlabelled
@@ -40,10 +40,10 @@ from idiolect.studies.naming import (
     all_different,
     complete_partition,
     is_path,
-    joined,
     known_name,
     new_clients_of,
     path_of_model,
+    seeds_of,
     share_of,
 )
 from idiolect.studies.observing import check_observed
@@ -57,6 +57,7 @@ if TYPE_CHECKING:
     from idiolect.deploy.make import Elsewhere
 
 Seed = Annotated[int, Field(ge=0, lt=2**63)]
+Names = Annotated[str | None, pydantic.BeforeValidator(joined)]
 Keep = Annotated[float, Field(gt=0, le=1)] | Annotated[int, Field(ge=1, le=2**40)]
 _USUAL = Spec.parse(USUAL_PARTITION)
 _TRIED = 3  # samples on which a network of one's own is tried
@@ -75,20 +76,20 @@ class Study(Display, LocalTraining):
     dataset: str | None = field("dataset")
     data_dir: str | None = field("data_dir")
     data: str | Source | None = field("data")
-    target: str | None = field("target")
+    target: Names = field("target")
     task: TaskName | None = field("task")
     client_column: str | None = field("client_column")
     group_column: str | None = field("group_column")
     drop: tuple[str, ...] = field("drop")
     resize: str | None = field("resize")
-    text: str | None = field("text")
+    text: Names = field("text")
     tokens: Literal["words", "characters", "bytes"] | None = field("tokens")
     max_tokens: PositiveInt | None = field("max_tokens")
     header: Header | None = field("header")
-    columns: Annotated[str | None, pydantic.BeforeValidator(joined)] = field("columns")
-    missing: Annotated[str | None, pydantic.BeforeValidator(joined)] = field("missing")
+    columns: Names = field("columns")
+    missing: Names = field("missing")
     unlabelled: Unlabelled | None = field("unlabelled")
-    categorical: str | None = field("categorical")
+    categorical: Names = field("categorical")
     layout: str | None = field("layout")
     partition: Any = field("partition")
     split: Annotated[Spec, pydantic.AfterValidator(complete_splitting)] = field("split")
@@ -201,9 +202,9 @@ class Study(Display, LocalTraining):
 
     @pydantic.field_validator("methods", "shifts", "new_shifts", "uploads", "attacks", "seeds", mode="before")
     @classmethod
-    def _texts(cls, value: object) -> object:
+    def _texts(cls, value: object, info: pydantic.ValidationInfo) -> object:
         if isinstance(value, str):
-            return split_list(value)
+            return seeds_of(value) if info.field_name == "seeds" else split_list(value)
         return [value] if isinstance(value, int | Spec | Use | Mapping) else value
 
     @pydantic.field_validator("model")

@@ -94,6 +94,10 @@ def use(name: str, *, label: str | None = None, **options: Any) -> Use:
     >>> use("fedavg", lr=0.1, local_epochs=2).settings
     {'local_epochs': 2, 'lr': 0.1}
     """
+    if not isinstance(name, str):
+        raise InputError(
+            f"a method is a {type(name).__name__}: give its name, or the import path of your own, as a text"
+        )
     text = str(Spec(name=name, options=options)) if label is None else label
     try:
         return Use.model_validate({"label": text, "name": name, "options": options})
@@ -109,7 +113,7 @@ def label_of(name: str, options: Mapping[str, Any], settings: Mapping[str, Any] 
     """
     defaults = methods.get(name).options
     if "preset" not in options:
-        options = {k: v for k, v in methods.settle(name, options).items() if v != defaults[k]}
+        options = {k: v for k, v in methods.settle(name, options, beside=NAMES).items() if v != defaults[k]}
     return str(Spec(name=name, options=dict(options) | dict(settings or {})))
 
 

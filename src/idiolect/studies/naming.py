@@ -11,13 +11,15 @@ from pydantic import BaseModel
 
 from idiolect import data, models
 from idiolect.core.defaults import USUAL_PARTITION
-from idiolect.core.errors import InputError, brief, nearest
+from idiolect.core.errors import InputError, brief, nearest, option
 from idiolect.core.evaluation_protocol import Protocol
 from idiolect.core.import_path import may_import
 from idiolect.core.option_spec import Spec, lower, options_of, scalar
 from idiolect.models.pretrained import code_of
 
 T = TypeVar("T")
+_KEYS = ("name", "label", "options", "settings")
+_MOST_SEEDS = 10_000
 _EXAMPLES = {
     "methods": "fedpac:alignment=0.5",
     "lr_schedule": "cosine:warmup=5",
@@ -84,13 +86,6 @@ def share_of(value: object) -> object:
     return number / 100 if per_cent else number
 
 
-def joined(names: object) -> object:
-    """A list of names as one text, joined by +, in which a name with a + is quoted."""
-    if not isinstance(names, list | tuple):
-        return names
-    return "+".join(f'"{name}"' if "+" in str(name) else str(name) for name in names)
-
-
 def new_clients_of(value: object) -> object:
     """A number of new clients as a number; a share or names as they are.
 
@@ -101,6 +96,27 @@ def new_clients_of(value: object) -> object:
     if isinstance(number, int) and number < 1:
         raise ValueError(f"new_clients={number} is not valid: leave it out, or give a number above 0")
     return number
+
+
+def seeds_of(text: str) -> list[int]:
+    """The seeds of a text.
+
+    Raises:
+        ValueError: it cannot be read, or has more than 10,000 seeds.
+
+    >>> seeds_of("0,1,2"), seeds_of("0-2,7")
+    ([0, 1, 2], [0, 1, 2, 7])
+    """
+    seeds: list[int] = []
+    for piece in text.split(","):
+        first, dash, last = (end.strip() for end in piece.partition("-"))
+        last = last if dash else first
+        if not (first.isdecimal() and last.isdecimal()) or int(first) > int(last):
+            raise ValueError(f"{option('seeds', text)}: write whole numbers separated by commas, as 0,1,2, or 0-2")
+        if len(seeds) + int(last) - int(first) >= _MOST_SEEDS:
+            raise ValueError(f"{option('seeds', text)}: that is more than {_MOST_SEEDS:,} seeds: give fewer")
+        seeds += range(int(first), int(last) + 1)
+    return seeds
 
 
 def all_different(what: str, values: T, names: Sequence[Any]) -> T:
@@ -121,6 +137,8 @@ def sentence(error: pydantic.ValidationError, model: type[BaseModel]) -> str:
     if first["type"] == "value_error":
         return str(first["ctx"]["error"])
     setting, *inner = first["loc"]
+    if setting == "methods" and first["type"] == "extra_forbidden":
+        return f"methods: a method has no key {inner[-1]!r}; {nearest(str(inner[-1]), _KEYS)}"
     if setting == "protocol" and inner and first["type"] == "extra_forbidden":
         return f"protocol has no {inner[0]!r}; {nearest(str(inner[0]), Protocol.model_fields)}"
     if first["type"] == "extra_forbidden" and not inner:

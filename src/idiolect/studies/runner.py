@@ -84,6 +84,7 @@ def run(
         RunError: a worker died, or the disk is full; whole rounds are on disk.
         Interrupted: SIGINT or SIGTERM was received, or the budget is used up; whole rounds are on disk.
     """
+    check_study(study)
     ends = None if budget is None else time.monotonic() + budget
     executor = engines.engine(engine, workers) if isinstance(engine, str) else engine
     engine_name = engine if isinstance(engine, str) else engine.name
@@ -151,6 +152,17 @@ def manifest_of(study: Study, federation: FederatedData) -> dict[str, Any]:
     if own := digest_of(study.model):
         manifest["network"] = own
     return manifest
+
+
+def check_study(study: object) -> None:
+    """Check that this is a study.
+
+    Raises:
+        InputError: it is something else, such as the settings of one or a path.
+    """
+    if not isinstance(study, Study):
+        fix = "give idiolect.Study(...), or idiolect.Study.read(path)"
+        raise InputError(f"this is a {type(study).__name__}, not a study: {fix}")
 
 
 def check_precision(study: Study, engine: Engine) -> None:

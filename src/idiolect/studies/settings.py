@@ -62,7 +62,7 @@ SETTINGS = {
     "model": Setting(
         METHODS, "Network: name, hf:NAME, module.function.", "auto", common=True
     ),
-    "seeds": Setting(METHODS, "Seeds of training, separated by commas.", (0,), common=True),
+    "seeds": Setting(METHODS, "Seeds of training: 0,1,2 or 0-2.", (0,), common=True),
     "dataset": Setting(DATA, "Data set by name.", unset=USUAL_DATASET, common=True),
     "data": Setting(
         DATA,

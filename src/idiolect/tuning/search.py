@@ -15,7 +15,7 @@ from idiolect.runs.folder import elsewhere, hold, holds_something, new_folder
 from idiolect.simulation import Engine
 from idiolect.studies import Study
 from idiolect.studies.progress import Watcher
-from idiolect.studies.runner import check_precision, command_again, run
+from idiolect.studies.runner import check_precision, check_study, command_again, run
 from idiolect.tuning import checks, page
 from idiolect.tuning import plan as plans
 from idiolect.tuning.halving import rungs_of
@@ -77,6 +77,7 @@ def tune(
         RunError: a client failed, a worker died, or the disk is full; what was done is on disk.
         Interrupted: SIGINT or SIGTERM was received, or the budget is used up; what was done is on disk.
     """
+    check_study(study)
     ends_at = None if budget is None else time.monotonic() + budget
     if resume and out is None:
         raise InputError(f"resume needs the folder to continue: give {option('out')}")

@@ -111,7 +111,7 @@ def form_of(
     if header not in (None, *get_args(Header)):
         raise InputError(f"header={header!r} is not known: give none where the first line is a row, or leave it out")
     names = () if columns is None else tuple(split_names(columns, ()))
-    texts = [missing] if isinstance(missing, str) else list(missing or ())
+    texts = [str(mark) for mark in (missing or () if isinstance(missing, list | tuple | None) else [missing])]
     marks = tuple(mark for text in texts for mark in ([text] if text == "+" else split_names(text, ())))
     if "" in marks:
         raise InputError(f"missing={'+'.join(texts)} has an empty mark: empty cells are missing anyway")

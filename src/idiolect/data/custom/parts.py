@@ -16,7 +16,7 @@ import torch
 from idiolect.core.arrow_tables import to_frame
 from idiolect.core.errors import InputError
 from idiolect.core.objectives import TaskName
-from idiolect.core.option_spec import split_names
+from idiolect.core.option_spec import joined, split_names
 from idiolect.data.custom import dates, images, tables
 from idiolect.data.custom.columns import (
     check_frame,
@@ -55,12 +55,12 @@ class Part(NamedTuple):
 def from_frame(
     frame: pd.DataFrame,
     *,
-    target: str | None = None,
+    target: str | Sequence[str] | None = None,
     client_column: str | None = None,
     group_column: str | None = None,
     drop: Sequence[str] = (),
     task: TaskName | None = None,
-    text: str | None = None,
+    text: str | Sequence[str] | None = None,
     tokens: str | Encoder | None = None,
     max_tokens: int | None = None,
     missing: str | Sequence[str] | None = None,
@@ -75,16 +75,17 @@ def from_frame(
 
     Args:
         frame: one row for each sample.
-        target: the column of labels or of numbers to predict, or several columns of numbers joined by +; None for the
-            only one called label, labels, target, class, diagnosis or y; or a question of two answers, as ``num>0``.
+        target: the column of labels or of numbers to predict, or several columns of numbers, listed or joined by +;
+            None for the only one called label, labels, target, class, diagnosis or y; or a question of two answers, as
+            ``num>0``.
         client_column: the column that says which client each sample belongs to; else a partition divides the samples.
         group_column: the column that says which samples belong together, as those of one patient: a group is never on
             both sides of a split.
         drop: columns to leave out, such as identifiers; several may be joined by +.
         task: "classification", "regression" or "multilabel"; None takes many different numbers as numbers to predict,
             several columns of 0 and 1 as labels of which a sample can have several, and everything else as classes.
-        text: the column of texts to learn from, or several joined by +, which a line end separates then; the other
-            columns are not used.
+        text: the column of texts to learn from, or several, listed or joined by +, which a line end separates then; the
+            other columns are not used.
         tokens: what a text is divided into: "words" (the default), "characters", "bytes", or an ``Encoder``.
         max_tokens: of a text that are used, 256 by default; longer texts are cut.
         missing: marks of missing values in features, joined by +; one of a single column as ``chol=0``.
@@ -95,7 +96,12 @@ def from_frame(
     Raises:
         InputError: a column is missing or cannot be used as asked, or no feature is left.
     """
-    form = form_of(missing=missing, unlabelled=unlabelled)
+    for one in (frame, test):
+        if one is not None and not isinstance(one, pd.DataFrame):
+            raise InputError(
+                f"from_frame takes a pandas.DataFrame, not a {type(one).__name__}: arrays are for from_arrays"
+            )
+    target, text, form = joined(target), joined(text), form_of(missing=missing, unlabelled=unlabelled)
     splits = {name: frame} if test is None else {name: frame, f"{name} (test)": test}
     parts = [Part(*labelled(_with_names(f), None, target, where, form, task)) for where, f in splits.items()]
     return assemble(
@@ -107,14 +113,14 @@ def from_frame(
 def from_dataset(
     dataset: Any,
     *,
-    target: str | None = None,
+    target: str | Sequence[str] | None = None,
     client_column: str | None = None,
     group_column: str | None = None,
     image_column: str | None = None,
     drop: Sequence[str] = (),
     resize: str | int | None = None,
     task: TaskName | None = None,
-    text: str | None = None,
+    text: str | Sequence[str] | None = None,
     tokens: str | Encoder | None = None,
     max_tokens: int | None = None,
     missing: str | Sequence[str] | None = None,
@@ -125,8 +131,9 @@ def from_dataset(
 
     Args:
         dataset: images in one column, or a table, of texts too.
-        target: the column of labels or of numbers to predict, or several columns of numbers joined by +; None for the
-            only one called label, labels, target, class, diagnosis or y; or a question of two answers, as ``num>0``.
+        target: the column of labels or of numbers to predict, or several columns of numbers, listed or joined by +;
+            None for the only one called label, labels, target, class, diagnosis or y; or a question of two answers, as
+            ``num>0``.
         client_column: the column that says which client each sample belongs to; else a partition divides the samples.
         group_column: the column that says which samples belong together, as those of one patient: a group is never on
             both sides of a split.
@@ -135,8 +142,8 @@ def from_dataset(
         resize: of images, 32 or "32x24" for width x height in pixels.
         task: "classification", "regression" or "multilabel"; None takes many different numbers as numbers to predict,
             several columns of 0 and 1 as labels of which a sample can have several, and everything else as classes.
-        text: the column of texts to learn from, or several joined by +, which a line end separates then; the other
-            columns are not used.
+        text: the column of texts to learn from, or several, listed or joined by +, which a line end separates then; the
+            other columns are not used.
         tokens: what a text is divided into: "words" (the default), "characters", "bytes", or an ``Encoder``.
         max_tokens: of a text that are used, 256 by default; longer texts are cut.
         missing: marks of missing values in features, joined by +; one of a single column as ``chol=0``.
@@ -147,9 +154,9 @@ def from_dataset(
         InputError: a column is missing or cannot be used as asked, or an image cannot be read.
     """
     return read_dataset(
-        dataset, target=target, client_column=client_column, group_column=group_column,
+        dataset, target=joined(target), client_column=client_column, group_column=group_column,
         image_column=image_column, drop=drop, resize=resize,
-        task=task, reading=Reading(text, tokens, max_tokens), name=name,
+        task=task, reading=Reading(joined(text), tokens, max_tokens), name=name,
         form=form_of(missing=missing, unlabelled=unlabelled),
     )  # fmt: skip
 

@@ -157,10 +157,8 @@ def domains(
 def _column(source: Source, name: str | None, what: str) -> Column:
     name = source.client_column if name is None else name
     if name is None:
-        raise InputError(
-            f"partition {what}: {source.name} does not say which client a sample belongs to; give column, "
-            f"{nearest('', source.columns)}"
-        )
+        which = f"give column, {nearest('', source.columns)}" if source.columns else "take another, such as dirichlet"
+        raise InputError(f"partition {what}: {source.name} does not say which client a sample belongs to; {which}")
     if name not in source.columns:
         raise InputError(f"partition {what}: {source.name} has no column {name!r}; {nearest(name, source.columns)}")
     return source.columns[name]

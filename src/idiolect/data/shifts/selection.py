@@ -53,7 +53,8 @@ def _ranges(text: str, clients: int, what: str) -> list[int]:
         first, dash, last = (part.strip() for part in piece.partition("-"))
         ends = (first, last if dash else first)
         if not all(end.isdecimal() for end in ends) or int(ends[0]) > int(ends[1]):
-            raise InputError(f"{what}: cannot read clients={text!r}; write all, half, 0-4, 0-4+8 or a list of numbers")
+            given = "clients, which says none" if text == "None" else f"clients={text!r}"
+            raise InputError(f"{what}: cannot read {given}; write all, half, 0-4, 0-4+8 or a list of numbers")
         low, high = map(int, ends)
         numbers += range(low, high + 1) if high < clients else [high]
     return numbers
