@@ -41,6 +41,27 @@ def test_fit_predict_score(of_table: Bundle, graz: pd.DataFrame, x: pd.DataFrame
     np.testing.assert_array_equal(again.predict_proba(x[60:]), p_NC)
 
 
+def test_sets_of_classes(of_table: Bundle, graz: pd.DataFrame, x: pd.DataFrame, tmp_path: Path) -> None:
+    from idiolect.deploy.join import join
+    from idiolect.deploy.samples import read
+
+    graz[:60].to_csv(tmp_path / "graz.csv", index=False)
+    mine = read(tmp_path / "graz.csv", of_table.about.inputs, of_table.about.classes, "diagnosis")
+    join(of_table, mine, tmp_path / "site", ships="personal")
+    site, fitted = idl.load(tmp_path / "site"), idl.PersonalClassifier(of_table.folder, ships="personal")
+    fitted.fit(x[:60], graz["diagnosis"][:60])
+    score_N = np.sort(Bundle.read(tmp_path / "site").about.site.scores)
+    assert len(score_N) == 60
+    for level in (0.5, 0.9):
+        expected_NC = site.predict_proba(x[60:]) >= score_N[int(np.floor(61 * (1 - level))) - 1]
+        assert expected_NC.shape == (len(x) - 60, 2)
+        for one in (site, fitted, pickle.loads(pickle.dumps(fitted))):
+            np.testing.assert_array_equal(one.predict_set(x[60:], level=level), expected_NC)
+    assert site.predict_set(x[60:], level=0.99).all(), "60 samples are too few for it"
+    with pytest.raises(idl.InputError, match="level=1 is not between 0 and 1"):
+        site.predict_set(x, level=1)
+
+
 def test_it_works_inside_scikit_learn(of_table: Bundle, graz: pd.DataFrame, x: pd.DataFrame) -> None:
     made = idl.PersonalClassifier(of_table.folder, ships="personal")
     assert clone(made).get_params() == made.get_params()

@@ -253,6 +253,8 @@ def test_predictions_and_sets_at_a_level(site: Bundle, call: Call) -> None:
         is_open = sets["undecided"].str.split("|").map(lambda names, name=name: name in names)
         assert is_in.tolist() == (may & ~may_lack).tolist()
         assert is_open.tolist() == (may == may_lack).tolist()
+        own = idl.load(site.folder).predict_set(pd.read_csv("new.csv"), level=0.9)
+        np.testing.assert_array_equal(own[:, k], np.stack([may_lack, may], -1))
 
 
 def test_watching(site: Bundle, call: Call) -> None:

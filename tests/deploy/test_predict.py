@@ -122,7 +122,7 @@ def test_sets_hold_the_right_class_as_often_as_asked() -> None:
         y_N = np.array([rng.choice(3, p=p) for p in p_NC])
         scores = tuple(np.sort(p_NC[np.arange(40), y_N[:40]]))
         about = type("About", (), {"site": type("Site", (), {"scores": scores, "score_weights": ()})})
-        threshold = module.threshold_of(type("B", (), {"about": about}), 0.9)
+        threshold = module.threshold_of(about, 0.9)
         covered.append((p_NC[np.arange(40, 80), y_N[40:]] >= threshold).mean())
     assert np.mean(covered) == pytest.approx(37 / 41, abs=0.01)  # 1 - floor(41 * 0.1) / 41
 
@@ -141,10 +141,10 @@ def test_sets_hold_the_right_class_for_samples_of_new_groups_as_often_as_asked(g
         scores, weights = scores_of(right_N, group_N)
         assert sum(weights) == pytest.approx(groups / (groups + 1))
         site = type("Site", (), {"scores": scores, "score_weights": weights})
-        threshold = module.threshold_of(type("B", (), {"about": type("About", (), {"site": site})}), 0.9)
+        threshold = module.threshold_of(type("About", (), {"site": site}), 0.9)
         covered.append((score[-1] >= threshold).mean())
         alone = type("Site", (), {"scores": scores, "score_weights": ()})
-        samples_alone.append(module.threshold_of(type("B", (), {"about": type("About", (), {"site": alone})}), 0.9))
+        samples_alone.append(module.threshold_of(type("About", (), {"site": alone}), 0.9))
         if most == 1:
             assert threshold == samples_alone[-1]
     assert np.mean(covered) >= 0.9 - 0.015

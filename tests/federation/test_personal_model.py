@@ -218,7 +218,7 @@ def test_watching_and_levels_use_samples_that_nobody_trained_on(tmp_path: Path) 
         }
         assert moved == {"same": False, "moved": True}
         scores = sorted(model.about.site.scores)
-        assert threshold_of(model, 0.9) == scores[2]  # floor(31 * 0.1) = 3
+        assert threshold_of(model.about, 0.9) == scores[2]  # floor(31 * 0.1) = 3
         assert predict(model, more / "same.csv", tmp_path / f"{method}.csv", level=0.9).samples == 250
 
 

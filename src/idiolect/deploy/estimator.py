@@ -18,9 +18,9 @@ from idiolect.core.errors import InputError
 from idiolect.core.objectives import TaskName
 from idiolect.data.custom.columns import text_of
 from idiolect.deploy.bundle import Bundle
-from idiolect.deploy.labels import probabilities
+from idiolect.deploy.labels import can_have_or_lack, probabilities
 from idiolect.deploy.numbers import half_widths, unscaled
-from idiolect.deploy.schema import About
+from idiolect.deploy.predict import threshold_of
 from idiolect.deploy.site_estimator import SiteEstimator
 from idiolect.deploy.target_columns import labels, numbers_of
 from idiolect.simulation.thresholds import HALF
@@ -73,6 +73,19 @@ class PersonalClassifier(ClassifierMixin, SiteEstimator):  # type: ignore[misc]
         p_NC = self._outputs(X).exp().double()
         total_N = p_NC @ torch.ones(p_NC.shape[1], dtype=p_NC.dtype)  # faster than a sum over few classes
         return cast(NDArray[np.float64], p_NC.div_(total_N[:, None]).numpy())
+
+    def predict_set(self, X: Any, level: float = 0.9) -> NDArray[np.bool_]:
+        """Whether each class could be right (N, C), in the order of ``classes_``.
+
+        The classes that could be hold the right one for the share ``level`` of samples like the site's own, by
+        conformal prediction with the probabilities of ``fit``. They may be several or none, and are all where the site
+        had too few samples.
+
+        Raises:
+            InputError: the level is not between 0 and 1, or the bundle was made without a site's samples.
+        """
+        threshold = threshold_of(self._about(), level)
+        return cast(NDArray[np.bool_], (self._outputs(X).exp() >= threshold).numpy())
 
     @property
     def classes_(self) -> NDArray[Any]:
@@ -167,12 +180,6 @@ class PersonalRegressor(RegressorMixin, SiteEstimator):  # type: ignore[misc]
         """
         return float(super().score(X, self._in_order(y), sample_weight))
 
-    def _about(self) -> About:
-        """What the bundle says, with what ``fit`` found of the site."""
-        self._ready()
-        about = self._open().about
-        return about.model_copy(update={"site": self._site}) if hasattr(self, "_site") else about
-
     def _checked(self, y: NDArray[Any]) -> NDArray[Any]:
         checked: NDArray[Any] = check_array(y, ensure_2d=False, dtype="numeric", input_name="y", estimator=self)
         return checked
@@ -228,6 +235,18 @@ class PersonalMultilabelClassifier(ClassifierMixin, SiteEstimator):  # type: ign
     def predict_proba(self, X: Any) -> NDArray[np.float64]:
         """The probability of each label (N, L), in the order of ``classes_``."""
         return cast(NDArray[np.float64], probabilities(self._outputs(X)).numpy())
+
+    def predict_set(self, X: Any, level: float = 0.9) -> NDArray[np.bool_]:
+        """Whether each sample could be without each label, and with it (N, L, 2), in the order of ``classes_``.
+
+        Label by label, what could be holds what is for the share ``level`` of samples like the site's own, by conformal
+        prediction with the errors of ``fit``. Both could be where a label is undecided.
+
+        Raises:
+            InputError: the level is not between 0 and 1, or the bundle was made without a site's samples.
+        """
+        half_L = half_widths(self._about(), level)
+        return np.stack(can_have_or_lack(probabilities(self._outputs(X)), half_L)[::-1], -1)
 
     def score(self, X: Any, y: ArrayLike, sample_weight: ArrayLike | None = None) -> float:
         """The share of samples whose labels are all right; ``y`` is as for ``fit``.

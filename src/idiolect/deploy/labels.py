@@ -44,14 +44,24 @@ def table(
     is_there_NL = (p_NL > torch.tensor(threshold_L or [HALF] * len(about.labels), dtype=torch.float64)).numpy()
     columns = dict(beside)
     if half_L is not None:
-        half = torch.tensor(half_L, dtype=torch.float64)
-        can_be_NL, can_lack_NL = (1 - p_NL <= half).numpy(), (p_NL <= half).numpy()
+        can_be_NL, can_lack_NL = can_have_or_lack(p_NL, half_L)
         is_there_NL = can_be_NL & ~can_lack_NL
         columns[UNDECIDED] = joined(can_be_NL == can_lack_NL, about.labels)
     columns[LABELS] = joined(is_there_NL, about.labels)
     return pa.table(
         columns | {f"p_{name}": pa.array(p_N) for name, p_N in zip(about.labels, p_NL.numpy().T, strict=True)}
     )
+
+
+def can_have_or_lack(p_NL: Tensor, half_L: Sequence[float]) -> tuple[NDArray[np.bool_], NDArray[np.bool_]]:
+    """Whether a sample could have each label (N, L), and whether it could lack it.
+
+    Args:
+        p_NL: the probability of each label.
+        half_L: how far it may be from 0 or 1.
+    """
+    half = torch.tensor(half_L, dtype=torch.float64)
+    return (1 - p_NL <= half).numpy(), (p_NL <= half).numpy()
 
 
 def joined(is_there_NL: NDArray[np.bool_], names: Sequence[str]) -> pa.Array:

@@ -110,7 +110,7 @@ def table_of(
         half_L = None if level is None else numbers.half_widths(about, level)
         names = (labels.UNDECIDED, labels.LABELS, *(f"p_{name}" for name in about.labels))
         return lambda logp_NL2, beside: labels.table(logp_NL2, about, at, half_L, _beside(beside, names))
-    threshold = None if level is None else threshold_of(bundle, level)
+    threshold = None if level is None else threshold_of(about, level)
     return lambda logp_NC, beside: prediction_table(logp_NC.exp(), about.classes, threshold, beside, *at)
 
 
@@ -209,7 +209,7 @@ def _beside(beside: pd.DataFrame, taken: Sequence[str]) -> dict[str, pa.Array]:
     return rows | columns
 
 
-def threshold_of(bundle: Bundle, level: float) -> float:
+def threshold_of(about: About, level: float) -> float:
     """The least probability that a class needs to be in a set at this level.
 
     Split conformal prediction: with s_i the probability of the right class of the site's own samples, each by a model
@@ -228,7 +228,7 @@ def threshold_of(bundle: Bundle, level: float) -> float:
     """
     if not 0 < level < 1:
         raise InputError(f"level={level:g} is not between 0 and 1: give the share of sets that hold the right class")
-    site = bundle.about.site
+    site = about.site
     if site is None or not site.scores:
         raise InputError(
             "this bundle was made without samples, which a level needs: join with it first, or leave it out"

@@ -25,7 +25,7 @@ from idiolect.deploy.bundle import Bundle, Personal, log_probabilities
 from idiolect.deploy.groups import group_numbers
 from idiolect.deploy.join import candidates_of, shipping_weights, site_of
 from idiolect.deploy.labels import site_thresholds
-from idiolect.deploy.schema import Inputs
+from idiolect.deploy.schema import About, Inputs
 
 TAKE: dict[TaskName, tuple[str, str]] = {
     "classification": ("classes", "PersonalClassifier"),
@@ -147,6 +147,12 @@ class SiteEstimator(BaseEstimator):  # type: ignore[misc]
             weights = getattr(self, "weights_", None)
             self._method = bundle.predicting if weights is None else bundle.method_of(weights)
         return self._model, self._method
+
+    def _about(self) -> About:
+        """What the bundle says, with what ``fit`` found of the site."""
+        self._ready()
+        about = self._open().about
+        return about.model_copy(update={"site": self._site}) if hasattr(self, "_site") else about
 
     def _thresholds(self) -> tuple[float, ...]:
         """From which probability on each label, or the second of two classes, is predicted; () for 1/2."""

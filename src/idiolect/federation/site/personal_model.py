@@ -134,7 +134,7 @@ class SiteModel(Bundle):
             logp_NL2 = torch.stack([1 - p_NC, p_NC], -1).log()
             return [labels.table(logp_NL2, self.about, at, half_L, {f"{labels.LABELS} of the data": truth})]
         classes = self.about.classes
-        threshold = None if level is None else threshold_of(self, level)
+        threshold = None if level is None else threshold_of(self.about, level)
         truth = pd.DataFrame({"label": [classes[c] for c in y_N.tolist()]})
         return [prediction_table(p_NC, classes, threshold, truth, *at)]
 
