@@ -120,6 +120,36 @@ def test_images_of_every_layout(of_digits: Bundle) -> None:
         made.predict(images[100:, :5])
 
 
+def test_another_client_has_another_model(table: idl.Result, x: pd.DataFrame, tmp_path: Path) -> None:
+    models = table.bundle("pfedfda", tmp_path / "models", client="all")
+    one = idl.load(models.folder, client="Lyon")
+    before = one.predict_proba(x)
+    of_oslo = one.set_params(client="Oslo").predict_proba(x)
+    assert (of_oslo != before).any()
+    np.testing.assert_array_equal(of_oslo, idl.load(models.folder, client="Oslo").predict_proba(x))
+
+
+def test_classes_that_are_true_and_false(tmp_path: Path) -> None:
+    draw = np.random.default_rng(0)
+    x = draw.normal(size=(160, 3))
+    y = x[:, 0] > 0
+    source = idl.data.from_arrays(x, y, clients=np.arange(160) % 3)
+    study = idl.Study(data=source, methods=["fedavg"], rounds=2)
+    bundle = idl.run(study, tmp_path / "run", engine="sequential").bundle("fedavg", tmp_path / "bundle")
+    site = idl.load(bundle.folder).fit(x[:60], y[:60])
+    assert site.predict(x[60:]).dtype == bool
+    assert site.score(x[60:], y[60:]) == (site.predict(x[60:]) == y[60:]).mean()
+
+
+def test_frames_and_labels_that_cannot_be(of_table: Bundle, graz: pd.DataFrame, x: pd.DataFrame) -> None:
+    made = idl.load(of_table.folder)
+    gap = graz["diagnosis"][:20].where(np.arange(20) != 3)
+    with pytest.raises(idl.InputError, match="y is missing for 1 of 20 samples: leave these samples out"):
+        made.fit(x[:20], gap)
+    with pytest.raises(idl.InputError, match="X uses 1 column names more than once"):
+        made.fit(pd.concat([x, x[["radius"]]], axis=1)[:20], graz["diagnosis"][:20])
+
+
 def test_wrong_labels(of_table: Bundle, graz: pd.DataFrame, x: pd.DataFrame) -> None:
     made = idl.load(of_table.folder)
     with pytest.raises(idl.InputError, match="has the label 'ill'"):

@@ -152,10 +152,11 @@ def test_sets_hold_the_right_class_for_samples_of_new_groups_as_often_as_asked(g
 
 def test_a_label_is_given_where_the_set_has_one_class() -> None:
     p_NC = torch.tensor([[0.9, 0.1], [0.55, 0.45], [0.3, 0.7]])
-    found = prediction_table(p_NC, ("a", "b"), 0.4, pd.DataFrame({"label": [1, 2, 3]})).to_pydict()
+    beside = pd.DataFrame({"label": [1, 2, 3], "p_b": [7, 8, 9]})
+    found = prediction_table(p_NC, ("a", "b"), 0.4, beside).to_pydict()
     assert found["set"] == ["a", "a|b", "b"]
     assert found["label"] == ["a", None, "b"]
-    assert found["label of the data"] == [1, 2, 3]
+    assert (found["label of the data"], found["p_b of the data"]) == ([1, 2, 3], [7, 8, 9])
 
 
 @pytest.mark.parametrize("second", [0.3, 0.5, 0.8])

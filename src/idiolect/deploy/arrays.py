@@ -46,7 +46,7 @@ def _tensors(x: Any, forms: Mapping[str, TensorPart], what: str) -> dict[str, Te
 def _tensor(x: Any, form: TensorPart, what: str) -> Tensor:
     """Samples (N, ...) of a form; whole numbers stay so."""
     x_N = np.asarray(x)
-    if x_N.dtype.kind not in "biuf" or x_N.ndim == 0 or x_N[:1].size not in (0, math.prod(form.shape)):
+    if x_N.dtype.kind not in "biuf" or not _fits(x_N, form.shape):
         raise ValueError(f"{what} has the shape {x_N.shape} of {x_N.dtype}: give numbers of shape (N, *{form.shape})")
     if form.ids is None:
         return torch.from_numpy(x_N.astype(np.float32).reshape(-1, *form.shape))
@@ -54,6 +54,16 @@ def _tensor(x: Any, form: TensorPart, what: str) -> Tensor:
         most = f" below {form.ids}" if form.ids else ""
         raise ValueError(f"{what} has numbers that are no ids: give whole numbers from 0 on{most}")
     return torch.from_numpy(x_N.astype(np.int64).reshape(-1, *form.shape))
+
+
+def _fits(x_N: NDArray[Any], shape: tuple[int, ...]) -> bool:
+    """Whether each is a sample of a shape, but for axes of length 1, or all its numbers in a row."""
+    own = x_N.shape[1:]
+    return x_N.ndim > 0 and (x_N.size == 0 or own == (math.prod(shape),) or _long(own) == _long(shape))
+
+
+def _long(shape: tuple[int, ...]) -> tuple[int, ...]:
+    return tuple(length for length in shape if length != 1)
 
 
 def _images(x_N: NDArray[Any], shape: tuple[int, ...], what: str) -> Tensor:
@@ -66,7 +76,7 @@ def _images(x_N: NDArray[Any], shape: tuple[int, ...], what: str) -> Tensor:
     x_N = x_N.astype(np.uint8)
     if x_N.ndim == 4 and x_N.shape[1:] == (height, width, channels) != (channels, height, width):
         x_N = x_N.transpose(0, 3, 1, 2)
-    if x_N.ndim < 2 or x_N[:1].size != channels * height * width:
+    if x_N.ndim < 2 or not _fits(x_N, shape):
         raise ValueError(
             f"{what} has the shape {x_N.shape}: give images of {width}x{height} pixels with {channels} channels"
         )

@@ -39,7 +39,7 @@ class PersonalClassifier(ClassifierMixin, SiteEstimator):  # type: ignore[misc]
         allow_import: whether a network or a method of one's own may be imported.
 
     Attributes:
-        classes_: the bundle's classes; numbers where all are whole numbers.
+        classes_: the bundle's classes; numbers where all are whole numbers, false and true where they are these.
         weights_: after ``fit``, the exponents of the global, the personal and the local model.
         n_features_in_: the number of columns, or of pixels and channels.
         feature_names_in_: of a table, the names of its columns.
@@ -89,12 +89,16 @@ class PersonalClassifier(ClassifierMixin, SiteEstimator):  # type: ignore[misc]
 
     @property
     def classes_(self) -> NDArray[Any]:
-        """The classes."""
+        """The classes: numbers where all are whole numbers, false and true where they are these, else texts."""
         names = self._open().about.classes
+        if sorted(names) == ["False", "True"]:
+            return np.array([name == "True" for name in names])
         whole = all(name.lstrip("-").isdecimal() and text_of(int(name)) == name for name in names)
         return np.array([int(name) for name in names] if whole else names)
 
     def _checked(self, y: NDArray[Any]) -> NDArray[Any]:
+        if count := int(pd.isna(y).sum()):
+            raise InputError(f"y is missing for {count} of {len(y)} samples: leave these samples out")
         check_classification_targets(y)
         return y
 

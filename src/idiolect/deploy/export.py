@@ -14,7 +14,7 @@ import torch
 from torch import Tensor, nn
 
 from idiolect.core import files, tree
-from idiolect.core.errors import RunError
+from idiolect.core.errors import InputError, RunError
 from idiolect.core.import_path import optional
 from idiolect.core.method import Method
 from idiolect.core.tree import Tree
@@ -30,6 +30,7 @@ FARTHEST = 1e-4
 """Probabilities may differ by this from those of the bundle, and numbers by so many standard deviations."""
 _OPSET = 20
 _EXAMPLES = 64
+_STORED = "columns/samples"
 _INPUT = {"images": "images", "texts": "tokens"}
 
 
@@ -110,7 +111,7 @@ def export(
     output = "predictions" if about.targets else "probabilities"
     program = _program(module, x_R, [*inputs.tensors] or [_INPUT.get(inputs.kind, "samples")], output)
     if inputs.kind == "table":
-        program = onnx.compose.merge_models(_columns(onnx, inputs.columns), program, [("samples", "samples")])
+        program = _of_columns(onnx, inputs.columns, program, output)
     _describe(onnx, program, bundle)
     content = program.SerializeToString()
     session = runtime.InferenceSession(content, providers=["CPUExecutionProvider"])
@@ -212,6 +213,17 @@ def _distances(a: Any, b: Any, p: float = 2.0, compute_mode: Any = None) -> Any:
     return op.Sqrt(op.ReduceSumSquare(apart, op.Constant(value_ints=[2]), keepdims=0))
 
 
+def _of_columns(onnx: Any, columns: tuple[Encoding, ...], program: Any, output: str) -> Any:
+    """The program of columns in place of samples as stored; a column may be called as something inside."""
+    if any(column.name == output for column in columns):
+        raise InputError(f"column {output!r} is called as the file's output: take format=torch")
+    try:
+        inner = onnx.compose.add_prefix(program, "model/", rename_outputs=False)
+        return onnx.compose.merge_models(_columns(onnx, columns), inner, [(_STORED, "model/samples")])
+    except Exception as error:
+        raise RunError(f"these columns cannot be written as ONNX ({str(error)[:200]}): take format=torch") from error
+
+
 def _columns(onnx: Any, columns: tuple[Encoding, ...]) -> Any:
     """An ONNX model from columns (B,) to samples as stored (B, F)."""
     make, kind = onnx.helper, onnx.TensorProto
@@ -220,35 +232,35 @@ def _columns(onnx: Any, columns: tuple[Encoding, ...]) -> Any:
     sources: list[Any] = []
     constants: list[Any] = []
 
-    def constant(name: str, type: int, values: list[Any]) -> str:
-        constants.append(make.make_tensor(name, type, [len(values)] if name != "axis" else [1], values))
+    def constant(type: int, values: list[Any]) -> str:
+        name = f"columns/constant {len(constants)}"
+        constants.append(make.make_tensor(name, type, [len(values)], values))
         return name
 
     def feature(operator: str, *inputs: str) -> None:
-        name = f"feature {len(features)}"
+        name = f"columns/feature {len(features)}"
         nodes.append(make.make_node(operator, list(inputs), [f"{name} of {operator}"]))
         nodes.append(make.make_node("Cast", [f"{name} of {operator}"], [f"{name} (B,)"], to=kind.FLOAT))
-        nodes.append(make.make_node("Unsqueeze", [f"{name} (B,)", "axis"], [name]))
+        nodes.append(make.make_node("Unsqueeze", [f"{name} (B,)", axis], [name]))
         features.append(name)
 
-    constant("axis", kind.INT64, [1])
+    axis = constant(kind.INT64, [1])
     for column in columns:
         text = column.kind == "text"
         sources.append(make.make_tensor_value_info(column.name, kind.STRING if text else kind.DOUBLE, ["samples"]))
         if text:
             for value in column.texts:  # one that is not named equals nothing
                 unnamed = f"\0{column.name}"
-                constant_name = constant(f"{column.name}={value}", kind.STRING, [(value or unnamed).encode()])
-                feature("Equal", column.name, constant_name)
+                feature("Equal", column.name, constant(kind.STRING, [(value or unnamed).encode()]))
             if column.gaps:
-                feature("Equal", column.name, constant(f"{column.name} missing", kind.STRING, [b""]))
+                feature("Equal", column.name, constant(kind.STRING, [b""]))
         else:
             if column.value:
-                feature("Sub", column.name, constant(f"{column.name} shift", kind.DOUBLE, [column.shift]))
+                feature("Sub", column.name, constant(kind.DOUBLE, [column.shift]))
             if column.gaps:
                 feature("IsNaN", column.name)
-    nodes.append(make.make_node("Concat", features, ["samples"], axis=1))
-    output = make.make_tensor_value_info("samples", kind.FLOAT, ["samples", len(features)])
+    nodes.append(make.make_node("Concat", features, [_STORED], axis=1))
+    output = make.make_tensor_value_info(_STORED, kind.FLOAT, ["samples", len(features)])
     graph = make.make_graph(nodes, "columns", sources, [output], constants)
     return make.make_model(graph, opset_imports=[make.make_opsetid("", _OPSET)], ir_version=10)
 

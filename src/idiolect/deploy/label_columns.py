@@ -13,6 +13,7 @@ from idiolect.core.errors import InputError, listed
 from idiolect.core.option_spec import split_names
 from idiolect.data.custom.columns import find
 from idiolect.data.custom.label_sets import answers, cells_of
+from idiolect.deploy.column_names import in_order
 
 # N samples of this site, L labels
 
@@ -39,7 +40,7 @@ def columns_of(columns: Sequence[str], labels: Sequence[str], target: str | None
             f"target: {target} is {len(set(own))} columns, and the labels are {listed(labels, 8)}: give one column for "
             "each, joined by +, or a single one of lists or of texts with | between the labels"
         )
-    return list(labels) if set(own) == set(labels) else own
+    return in_order(own, labels)
 
 
 def values_of(frame: pd.DataFrame, columns: Sequence[str], labels: Sequence[str], where: str) -> Tensor:

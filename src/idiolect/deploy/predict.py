@@ -170,7 +170,7 @@ def prediction_table(
     names = pa.array(classes, pa.string())
     most_likely = second == HALF or threshold is not None  # the class of a set with one class is the most likely
     label = names.take(pa.array((p_NC.argmax(1) if most_likely else (p_NC[:, 1] > second).long()).numpy()))
-    columns = _beside(beside, (_LABEL, "set"))
+    columns = _beside(beside, (_LABEL, "set", *(f"p_{name}" for name in classes)))
     if threshold is not None:
         inside_NC = p_NC >= threshold
         sets = ["|".join(c for c, ok in zip(classes, row, strict=True) if ok) for row in inside_NC.tolist()]

@@ -30,6 +30,7 @@ from idiolect.data.custom.windows import windows
 from idiolect.data.datasets.dataset import Encoding
 from idiolect.data.text.tokens import Tokens, filled_up, unit
 from idiolect.deploy import absent_columns, array_files, cells, units
+from idiolect.deploy.column_names import names_of
 from idiolect.deploy.groups import group_numbers, group_of
 from idiolect.deploy.schema import Inputs, Scale, TargetPart
 from idiolect.deploy.target_columns import with_targets
@@ -316,17 +317,12 @@ class Reader:
         """By the bundle's names of columns the site's, of whatever order, letter case and spacing.
 
         Raises:
-            InputError: there is none.
+            InputError: there is none, or several are written alike.
         """
-        spellings = {fold(c): c for c in there if c not in set(wanted)}
-        names: dict[str, str] = {}
-        absent = []
-        for name in wanted:
-            own = name if name in there else spellings.get(fold(name))
-            if own is None:
-                absent.append(name)
-            else:
-                names[name] = own
+        own_of = names_of([c for c in there if c not in wanted], [c for c in wanted if c not in there], self.where)
+        own_of |= {name: name for name in wanted if name in there}
+        names = {name: own_of[name] for name in wanted if name in own_of}
+        absent = [name for name in wanted if name not in own_of]
         if absent:
             others = [c for c in there if c not in names.values()]
             raise InputError(absent_columns.sentence(self.where, absent, others, wanted))

@@ -17,6 +17,7 @@ from idiolect.core import tree
 from idiolect.core.errors import InputError, listed
 from idiolect.core.objectives import TaskName
 from idiolect.core.tree import Tree
+from idiolect.data.custom.columns import check_frame
 from idiolect.data.custom.parts import Part
 from idiolect.data.custom.texts import list_of_texts
 from idiolect.deploy import samples
@@ -139,10 +140,11 @@ class SiteEstimator(BaseEstimator):  # type: ignore[misc]
 
     def _ready(self) -> tuple[Personal, Any]:
         bundle = self._open()
-        if not hasattr(self, "_model"):
-            if bundle.about.kind == "join":
+        if bundle.about.kind == "join":
+            if not hasattr(self, "_model"):
                 raise NotFittedError("this site has no model yet: call fit with its samples and labels")
-            self._model = bundle.model(self.client)
+        elif getattr(self, "_loaded", None) != (key := (str(self.bundle), self.client)):
+            self._model, self._loaded = bundle.model(self.client), key
         if not hasattr(self, "_method"):
             weights = getattr(self, "weights_", None)
             self._method = bundle.predicting if weights is None else bundle.method_of(weights)
@@ -193,4 +195,7 @@ class SiteEstimator(BaseEstimator):  # type: ignore[misc]
 
 
 def _named(X: Any) -> pd.DataFrame:
-    return pd.DataFrame(X).set_axis([str(c) for c in X.columns], axis=1)
+    frame = pd.DataFrame(X).set_axis([str(c) for c in X.columns], axis=1)
+    if frame.columns.has_duplicates:
+        check_frame(frame, "X")
+    return frame

@@ -16,6 +16,7 @@ from idiolect.core.option_spec import split_names
 from idiolect.data.custom.columns import NUMBER, codes, find, find_target, missing, text_of
 from idiolect.data.custom.questions import answered
 from idiolect.deploy import label_columns, units
+from idiolect.deploy.column_names import in_order
 from idiolect.deploy.numbers import scaled
 from idiolect.deploy.schema import TargetPart
 from idiolect.deploy.usual import Usual
@@ -93,7 +94,7 @@ def columns_of(columns: Sequence[str], targets: Sequence[TargetPart], target: st
             f"target: {target} is {len(set(own))} columns, and the bundle predicts {listed(names, 8)}: give one column "
             "for each, joined by +"
         )
-    return names if set(own) == set(names) else own
+    return in_order(own, names)
 
 
 def numbers_of(
