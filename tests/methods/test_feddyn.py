@@ -24,6 +24,7 @@ from idiolect.core.method import SGD, Down, Method
 from idiolect.core.reduction import reduced
 from idiolect.core.schedules import Exponential
 from idiolect.methods.feddyn import Server
+from idiolect.training.server_optimisers import ServerAdam, ServerMomentum
 
 ROWS = o.federation()
 START, MEMORY = o.weights(1), o.weights(2)
@@ -180,6 +181,13 @@ def test_weights_that_stay_at_a_client_are_refused(pattern: str) -> None:
     """A memory of weights that nobody averages would hold them where they are."""
     with pytest.raises(InputError, match=r"method feddyn cannot take personal=.*leave out this method"):
         methods.build("feddyn", {}, o.task(), personal_weights=pattern)
+
+
+@pytest.mark.parametrize("server", [ServerMomentum(), ServerAdam()])
+def test_an_optimiser_of_the_server_is_refused(server: Any) -> None:
+    """Its step is not what the clients sent, of which the memory is made."""
+    with pytest.raises(InputError, match="method feddyn cannot take server_optimiser="):
+        methods.build("feddyn", {}, o.task(), server=server)
 
 
 @pytest.mark.parametrize("options", [{"alpha": 0}, {"alpha": -1}, {"samples_per_client": 0}, {"predict_with": "all"}])

@@ -270,6 +270,13 @@ def test_the_generator_learns_no_class_that_nobody_has(lacking: tuple[int, ...])
     assert {*torch.cat(seen).tolist()} <= {*range(4)} - {*lacking}
 
 
+def test_batches_of_one_sample() -> None:
+    """One has no spread: its normalised units are the shift alone."""
+    method = methods.build("fedgen", SMALL, o.task(batch_size=1))
+    after, _, _, _ = o.round_of(method, started(method), {0: (), 1: ()}, ROWS)
+    assert tree.not_finite(after) is None
+
+
 @pytest.mark.parametrize("factor", [1e-3, 0.0, -1.0])
 def test_counts_that_were_changed_on_their_way_are_no_error(factor: float) -> None:
     """As by a bound on the norm of uploads, or by noise."""

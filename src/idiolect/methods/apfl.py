@@ -65,7 +65,7 @@ def apfl(
         w <- w + sum_i a_i (w_i - w) / sum_i a_i           a_i = 1, or n_i samples                                  [7]
     Personal: M_i(v_i, w), or M_i(v_i, w_i)                                                                         [8]
 
-    Up: the increment w_i - w, weighted by n_i samples. Down: w. At the client: v_i, alpha_i and, with
+    Up: the increment w_i - w, weighted by a_i. Down: w. At the client: v_i, alpha_i and, with
     ``evaluate_with="own"``, w_i; an absent client keeps them. A new client does one round's local work from w and keeps
     them.
 

@@ -99,6 +99,7 @@ def feddyn(
         model, memory = down.shared
         return log_softmax_of(task, tree.sub(model, memory) if memory else model, x_B)  # [5]
 
-    # by part, and not as one: each weight's memory lives from what all clients average, so none can stay at a client
-    parts = Model(reduce.increment(), reduce.increment())  # [4]
+    # by part, and not as one: each weight's memory lives from what all clients average, so none can stay at a client;
+    # and as means: the memory needs what clients sent, not the step that a server's optimiser makes of it
+    parts = Model(reduce.mean(), reduce.mean())  # [4]
     return Method(init_server, init_client, send, local, parts, aggregate, unchanged, predict)

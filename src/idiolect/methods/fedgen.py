@@ -251,7 +251,10 @@ def hidden_units(weights: Weights, y_B: Tensor, e_Be: Tensor, classes: int) -> T
 def outputs(weights: Weights, a_BH: Tensor, mean_H: Tensor | None, var_H: Tensor | None) -> Tensor:
     """Features of hidden units, normalised by these moments; None: by the batch's own."""
     scale, shift = weights["bn.weight"], weights["bn.bias"]
-    h_BH = batch_norm(a_BH, mean_H, var_H, scale, shift, training=mean_H is None)
+    if len(a_BH) == 1 and mean_H is None:  # one has no spread, and is its own mean
+        h_BH = (a_BH - a_BH) * scale + shift
+    else:
+        h_BH = batch_norm(a_BH, mean_H, var_H, scale, shift, training=mean_H is None)
     return linear(relu(h_BH), weights["out.weight"], weights["out.bias"])
 
 

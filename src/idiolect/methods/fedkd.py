@@ -115,7 +115,7 @@ def fedkd(
         divergence: KL as the sum over classes, or as their mean: a C-th of it, what both released programs take.
         projection: whether W_i is learned, or the identity (released code, which makes maps and does not use them).
         compress: updates of the mentee (released code), or its weights (PFLlib), which then lose rank in every round.
-        mentee_lr: rate of s_i; None takes the task's. For SGD.
+        mentee_lr: rate of s_i along its loss; decay keeps the task's. None takes the task's. For SGD.
 
     Raises:
         InputError: ``mentee_lr`` without SGD, or "identity" where mentor and mentee have other widths.

@@ -52,7 +52,7 @@ def pfedme(
         w <- w + beta sum_i a_i (w_i - w) / sum_i a_i           a_i = 1, or n_i samples                       [3]
     Personal: theta_i after the last mini-batch                                                               [4]
 
-    Up: the increment w_i - w, weighted by n_i samples. Down: w. At the client: theta_i; an absent client keeps it. A
+    Up: the increment w_i - w, weighted by a_i. Down: w. At the client: theta_i; an absent client keeps it. A
     new client does one round's local work and keeps theta_i.
 
     Args:
