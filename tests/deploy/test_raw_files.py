@@ -364,3 +364,36 @@ def test_the_cards_commands_have_the_question_and_the_names_and_marks_of_trainin
     assert "grade>1" in commands[0]
     assert all(command[-4:] == ["--columns", NAMES, "--missing", "-9+."] for command in commands)
     assert len(pd.read_parquet("predictions.parquet")) == 20
+
+
+def test_texts_that_look_like_numbers_or_answers_stay_texts(tmp_path: Path) -> None:
+    """Where a site has only these, and its file is read whole or in pieces."""
+    rng = np.random.default_rng(0)
+
+    def visits(rows: int, *, all_of_them: bool) -> pd.DataFrame:
+        some = slice(None) if all_of_them else slice(2)
+        frame = pd.DataFrame({"a": rng.normal(size=rows)})
+        for name, texts in {"ward": ["01", "02", "1A"], "smoker": ["true", "false", "unknown"]}.items():
+            frame[name] = rng.choice(texts[some], rows)
+        return frame.assign(y=np.where(frame["a"] + (frame["ward"] == "01") > 0.3, "pos", "neg"))
+
+    for k in range(3):
+        visits(80, all_of_them=True).to_csv(tmp_path / f"site{k}.csv", index=False)
+    study = idl.Study(data=str(tmp_path / "site*.csv"), target="y", methods=["fedavg"], rounds=1)
+    bundle = idl.run(study, tmp_path / "run", engine="sequential").bundle("fedavg", tmp_path / "bundle")
+    inputs = bundle.about.inputs
+    assert [(c.name, set(c.texts)) for c in inputs.columns if c.kind == "text"] == [
+        ("ward", {"01", "02", "1A"}), ("smoker", {"true", "false", "unknown"}),
+    ]  # fmt: skip
+    own = visits(30, all_of_them=False)
+    own.to_csv(tmp_path / "own.csv", index=False)
+    want = np.concatenate(
+        [own[["a"]], *(own[[c.name]].to_numpy() == np.array(c.texts) for c in inputs.columns if c.kind == "text")], 1
+    )
+    whole = read(tmp_path / "own.csv", inputs, bundle.about.classes, "y")
+    pieces = next(iter(stream(tmp_path / "own.csv", inputs)))[0]
+    np.testing.assert_allclose(whole.x_N, want, atol=1e-6)
+    np.testing.assert_allclose(pieces, want, atol=1e-6)
+    marked = next(iter(stream(tmp_path / "own.csv", inputs, form=form_of(missing="a=-9"))))[0]
+    np.testing.assert_allclose(marked, want, atol=1e-6)
+    join(bundle, whole, tmp_path / "mine")

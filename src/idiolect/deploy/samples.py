@@ -17,7 +17,7 @@ from idiolect.core.files import expanded
 from idiolect.core.objectives import TaskName
 from idiolect.core.tree import Tree
 from idiolect.data.custom import dates, images, streaming, tables
-from idiolect.data.custom.columns import fold
+from idiolect.data.custom.columns import NUMBER, fold, text_of
 from idiolect.data.custom.form import Form
 from idiolect.data.custom.images import EncodedImage
 from idiolect.data.custom.npz import is_npz
@@ -187,13 +187,20 @@ class Reader:
         asked |= set(numbers)
         return Roles(
             target, features=lambda name: self.takes(name) or name in asked or fold(name) in bases,
-            scale_of=self._moments, form=self._form,
+            as_texts=self._is_text, scale_of=self._moments, form=self._form,
         )  # fmt: skip
 
     def is_number(self, name: str) -> bool:
         """Whether the bundle takes numbers in a column of this name."""
         column = self._column(name)
         return column is not None and column.kind == "number"
+
+    def _is_text(self, name: str) -> bool:
+        """Whether the bundle takes texts in a column of this name, and not the codes of categories."""
+        column = self._column(name)
+        if column is None or column.kind != "text":
+            return False
+        return not all(NUMBER.fullmatch(text) and text_of(float(text)) == text for text in column.texts if text)
 
     def takes(self, name: str) -> bool:
         """Whether a column of this name is one of the bundle's."""

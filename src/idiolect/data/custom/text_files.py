@@ -45,6 +45,7 @@ class Roles(NamedTuple):
         texts: further columns that stay texts, such as that of the clients.
         drop: columns that are left out, of which several may be joined by +; they stay texts too.
         features: says of a column's name whether it is a feature; None for all others.
+        as_texts: says of a feature's name whether its cells stay texts, also where all look like numbers.
         scale_of: of features the mean and the standard deviation, to choose where nothing else decides how numbers are
             written.
         form: how the files are written.
@@ -54,6 +55,7 @@ class Roles(NamedTuple):
     texts: Collection[str] = ()
     drop: Sequence[str] = ()
     features: Callable[[str], bool] | None = None
+    as_texts: Callable[[str], bool] | None = None
     scale_of: Callable[[str], tuple[float, float] | None] | None = None
     form: Form = Form()
 
@@ -120,7 +122,8 @@ def read_csvs(paths: Sequence[Path], roles: Roles) -> dict[Path, pd.DataFrame]:
             file.columns[name] = without_missing(file.columns[name], marks)
         if label is not None and label not in missing_of:
             file.columns[label] = _known_amounts(file.columns[label], roles.form.marks(columns).get(label, ()))
-        candidates = {name: file.columns[name] for name in (*features, label) if name is not None}
+        values = [name for name in features if not (roles.as_texts and roles.as_texts(name))]
+        candidates = {name: file.columns[name] for name in (*values, label) if name is not None}
         bits_C = readings_by(candidates)
         bits.append(dict(zip(candidates, bits_C, strict=True)))
         targets |= {label} if label is not None else set()
