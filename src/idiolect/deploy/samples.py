@@ -326,8 +326,7 @@ class Reader:
         Raises:
             InputError: there is none, or several are written alike.
         """
-        own_of = names_of([c for c in there if c not in wanted], [c for c in wanted if c not in there], self.where)
-        own_of |= {name: name for name in wanted if name in there}
+        own_of = names_of(there, wanted, self.where)
         names = {name: own_of[name] for name in wanted if name in own_of}
         absent = [name for name in wanted if name not in own_of]
         if absent:
