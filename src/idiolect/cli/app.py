@@ -35,7 +35,7 @@ from idiolect.cli.run import run_command
 from idiolect.cli.tune import tune_command
 from idiolect.cli.validate import validate_command
 from idiolect.cli.watch import watch_command
-from idiolect.core import terminal
+from idiolect.core import heap, terminal
 from idiolect.core.errors import IdiolectError, Interrupted, as_options, near
 
 app = typer.Typer(
@@ -96,6 +96,7 @@ def main(arguments: Sequence[str] | None = None) -> NoReturn:
 
 
 def _main(arguments: Sequence[str] | None) -> NoReturn:
+    heap.keep_heap()
     if logging.lastResort is not None:  # where warnings go
         logging.lastResort.setFormatter(terminal.Formatter())
     spell_out()

@@ -15,7 +15,7 @@ from threading import Lock, Thread
 from types import TracebackType
 from typing import Any
 
-from idiolect.core import shared_memory, tree
+from idiolect.core import heap, shared_memory, tree
 from idiolect.core.errors import InputError, Interrupted, RunError
 from idiolect.core.method import Down
 from idiolect.core.processor import cores
@@ -33,9 +33,6 @@ _QUEUE = 2  # groups of clients sent to a worker before it has answered, so that
 _LINUX = platform.system() == "Linux"
 _SERVER: ForkServer | None = None
 _SERVER_LOCK = Lock()
-# Every step needs the same buffers as the step before. glibc would return some to the system in between, which would
-# clear and map them again: 200 page faults a step with CIFAR-CNN. Workers keep them, up to 1 GiB, on large pages.
-_MALLOC = "glibc.malloc.hugetlb=1:glibc.malloc.mmap_threshold=33554432:glibc.malloc.trim_threshold=1073741824"
 
 
 class Processes:
@@ -158,7 +155,7 @@ class PoolJob:
 def _environment() -> dict[str, str]:
     """A worker's environment: the caller's packages, and settings of glibc that keep memory, if it has none."""
     packages = os.pathsep.join(p or os.getcwd() for p in sys.path)
-    tunables = ":".join(filter(None, (_MALLOC, os.environ.get("GLIBC_TUNABLES"))))
+    tunables = ":".join(filter(None, (heap.TUNABLES, os.environ.get("GLIBC_TUNABLES"))))
     return os.environ | {"PYTHONPATH": packages, "GLIBC_TUNABLES": tunables}
 
 
