@@ -921,3 +921,20 @@ def test_minutes_are_no_accuracy(tmp_path: Path) -> None:
     assert (found.status, found.protocol) == ("measured", "")
     head = verdicts.head(Recipe("pfedfda/table6", "a table", "results", (timed,)), [found])
     assert head.notes[1:] == ["Minutes depend on the machine, so they have no verdict."]
+
+
+def test_a_frozen_backbone_is_not_timed_with_each_step(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    """A plan of runs on features, of about an hour, once said 54 hours."""
+    (tmp_path / "slow_eyes.py").write_text(
+        "import time, torch\n"
+        "class Eyes(torch.nn.Module):\n"
+        "    def forward(self, x):\n"
+        "        time.sleep(0.05 * len(x))\n"
+        "        return x.mean((2, 3)).repeat(1, 7)\n"
+    )
+    monkeypatch.syspath_prepend(tmp_path)
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
+    [planned] = forecast.forecast([made("fedavg", model="torch:slow_eyes.Eyes,body=mlp:8")], tmp_path / "out")
+    assert planned.seconds is not None
+    assert 0 < planned.seconds < 5
+    assert planned.note.startswith("what a frozen backbone needs for the features")

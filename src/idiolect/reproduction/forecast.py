@@ -22,6 +22,7 @@ from idiolect.reproduction.searches import chosen, search_run
 from idiolect.reproduction.seed_runs import SeedRun, divergence_message, seed_runs
 from idiolect.reproduction.speeds import Speed, Speeds, whole_batches
 from idiolect.runs.store import seconds_of_rounds
+from idiolect.studies.backbones import is_frozen
 from idiolect.studies.config import Study
 from idiolect.studies.cost import pace, turns
 
@@ -43,7 +44,7 @@ class Planned(NamedTuple):
     """Seconds that the rest would take; None if unknown."""
     folder: str
     note: str
-    """What would prevent it from running."""
+    """What would prevent it from running, or is not in its time."""
     rough: bool = False
     """Whether ``seconds`` is an estimate from a step of the network, not from the method's own speed."""
 
@@ -144,12 +145,18 @@ def _fresh(one: SeedRun, workers: int, speeds: Speeds) -> Planned:
     about = data.describe(str(study.dataset))
     speed = speeds.of(study, about)
     seconds = _cost(study, study.clients, about, speed) / workers
-    return _plan(one, 0, seconds, _missing_data(study))._replace(rough=speed.rough)
+    return _plan(one, 0, seconds, _missing_data(study) or _features(study))._replace(rough=speed.rough)
 
 
 def _missing_data(study: Study) -> str:
     at_hand = study.data is not None or data.at_hand(str(study.dataset), study.data_dir)
     return "" if at_hand else "its data are not on this machine and would be downloaded"
+
+
+def _features(study: Study) -> str:
+    if not is_frozen(study):
+        return ""
+    return "what a frozen backbone needs for the features, once for all runs on the same samples, is not in these times"
 
 
 def _plan(one: SeedRun, done: int, seconds: float | None, note: str) -> Planned:

@@ -18,9 +18,11 @@ from idiolect.core.method import Down, Task
 from idiolect.data import FederatedData
 from idiolect.data.datasets import cache
 from idiolect.engines.threads import OneThread
+from idiolect.models import pretrained
 from idiolect.runs import environment
 from idiolect.simulation import Job, begin
 from idiolect.simulation.client_runner import ClientRunner
+from idiolect.studies.backbones import is_frozen
 from idiolect.studies.config import Study
 from idiolect.training.trial import samples
 
@@ -75,8 +77,12 @@ class Speeds:
                 self._steps = {str(k): float(v) for k, v in content.get(_STEP, {}).items()}
 
     def of(self, study: Study, about: dict[str, Any]) -> Speed:
-        """The speed of a study's one method."""
-        use = study.methods[0]
+        """The speed of a study's one method; on features, without the time that a frozen backbone needs for them.
+
+        Raises:
+            InputError: a backbone cannot be read.
+        """
+        use, about = study.methods[0], _learnt_on(study, about)
         network = [study.model, about["shape"], about["classes"]]
         batches = (study.local_epochs, study.batch_size, study.drop_last, study.augment)
         like = str([use.name, use.options, *network, *batches, study.precision])
@@ -111,9 +117,10 @@ def step(study: Study, about: dict[str, Any]) -> float:
     """Processor seconds of a training step per sample, of a study's network: of a batch, or of fewer samples."""
     task = study.task_of(_made_up(about, study.batch_size, 0))
     shape, classes = tuple(about["shape"]), int(about["classes"])
+    stored = torch.uint8 if about.get("images", True) else torch.float32
 
     def seconds_of(rows: int) -> float:
-        x_B, y_B = torch.zeros(rows, *shape, dtype=torch.uint8), torch.arange(rows) % classes
+        x_B, y_B = torch.zeros(rows, *shape, dtype=stored), torch.arange(rows) % classes
         start = time.process_time()
         _step(task, x_B, y_B)
         return max(time.process_time() - start, 1e-6)
@@ -131,10 +138,19 @@ def _step(task: Task, x_B: torch.Tensor, y_B: torch.Tensor) -> None:
     torch.autograd.grad(loss, tree.leaves(model), allow_unused=True)
 
 
+def _learnt_on(study: Study, about: dict[str, Any]) -> dict[str, Any]:
+    """What is said of a data set, or of the features that a study's frozen backbone makes of it."""
+    if not is_frozen(study):
+        return about
+    backbone = pretrained.frozen_backbone(study.model, study.precision)
+    assert backbone is not None
+    return about | {"shape": (backbone.width,), "images": False}
+
+
 def _made_up(about: dict[str, Any], trained: int, tested: int) -> FederatedData:
     """Two clients with random samples of a data set's shape."""
     shape, classes = tuple(about["shape"]), int(about["classes"])
-    data = samples(shape, classes, trained + tested, clients=2, images=True)
+    data = samples(shape, classes, trained + tested, clients=2, images=about.get("images", True))
     return FederatedData(
         name="random", x_R=data[0].x_R, y_R=data[0].y_R, classes=classes,
         train=tuple(d.row_N[:trained] for d in data), test=tuple(d.row_N[trained:] for d in data),
