@@ -40,7 +40,7 @@ def encode(image, kind="PNG", **options):
 
 
 def decode(*contents, resize=None):
-    return read([EncodedImage(f"image {i}", c) for i, c in enumerate(contents)], resize, "here").numpy()
+    return read([EncodedImage(f"image {i}", c) for i, c in enumerate(contents)], resize, "here").x_R.numpy()
 
 
 # --- one image

@@ -87,6 +87,7 @@ class FederatedData:
             known.
         tokens: of texts, how they became ids.
         channels: of windows in columns of lists, the names of these columns.
+        bits: of the grey values of images, before they became 8.
         group_R: which samples belong together, int64; None where each stands for itself.
         blocks: groups of training samples that follow each other, where the split is in order.
         raw: where the samples are features of a frozen backbone, what it made them of; else None.
@@ -114,6 +115,7 @@ class FederatedData:
     sizes: int | Mapping[str, int] = 0
     tokens: Tokens | None = None
     channels: tuple[str, ...] = ()
+    bits: int = 8
     raw: RawSamples | None = None
     targets: Targets | None = None
     group_R: Tensor | None = None
@@ -313,7 +315,7 @@ def build(
     data = FederatedData(
         source.name, x_R, y_R, tuple(train), tuple(test), source.classes, source.class_names, mean, std, says, names,
         tuple(view.condition for view in views[trained:]), file, tuple(valid), source.encodings,
-        _keeps_official(source, divided), source.sizes, source.tokens, source.channels, targets=targets,
+        _keeps_official(source, divided), source.sizes, source.tokens, source.channels, source.bits, targets=targets,
         group_R=group_R, blocks=None if place_R is None else blocks_of(train, place_R.numpy(), way.gap),
     )  # fmt: skip
     warn(data, source, divided, partition)

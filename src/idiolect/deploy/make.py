@@ -216,7 +216,10 @@ def inputs_of(federation: FederatedData) -> Inputs:
         return Inputs(kind="texts", tokens=how, **_tensor(form, federation.preprocessing))
     if federation.channels:
         return Inputs(kind="windows", channels=federation.channels, **_tensor(form, federation.preprocessing))
-    return Inputs(kind=kind, columns=columns, scales=tuple(scales), **_tensor(form, federation.preprocessing))
+    bits = federation.bits if kind == "images" else None
+    return Inputs(
+        kind=kind, columns=columns, scales=tuple(scales), bits=bits, **_tensor(form, federation.preprocessing)
+    )
 
 
 def _raw_inputs(federation: FederatedData, raw: RawSamples) -> Inputs:
@@ -227,7 +230,7 @@ def _raw_inputs(federation: FederatedData, raw: RawSamples) -> Inputs:
         how = TokensPart(columns=tokens.columns, encoder=tokens.encoder.name, most=tokens.most)
         return Inputs(kind="texts", tokens=how, shape=form.shape, ids=form.size)
     channels = form.shape[0]
-    return Inputs(kind="images", shape=form.shape, mean=(0.0,) * channels, std=(1.0,) * channels)
+    return Inputs(kind="images", shape=form.shape, bits=federation.bits, mean=(0.0,) * channels, std=(1.0,) * channels)
 
 
 def _tensor(form: Input, preprocessing: Preprocessing) -> dict[str, Any]:

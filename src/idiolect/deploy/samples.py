@@ -256,7 +256,8 @@ class Reader:
 
     def _images(self, pictures: list[EncodedImage]) -> Tensor:
         channels, height, width = self.inputs.shape
-        x_R = images.read(pictures, (width, height) if self._resize else None, self.where, keep=self._keep)
+        size = (width, height) if self._resize else None
+        x_R = images.read(pictures, size, self.where, keep=self._keep, bits=self.inputs.bits).x_R
         if x_R.shape[2:] != (height, width):
             raise InputError(
                 f"{self.where} has images of {x_R.shape[3]}x{x_R.shape[2]} pixels, and this bundle takes "

@@ -19,8 +19,7 @@ from idiolect.deploy.limits import COUNT
 from idiolect.training.class_weights import weighted
 
 VERSION = 1
-Kind = Literal["images", "table", "texts", "windows", "numbers"]
-"""Of samples."""
+Kind = Literal["images", "table", "texts", "windows", "numbers"]  # of samples
 _Digest = Annotated[str, Field(pattern="^[0-9a-f]{64}$")]
 _Name = Annotated[str, Field(min_length=1, max_length=1000)]
 _Count = Annotated[int, Field(ge=1, le=2**40)]
@@ -134,13 +133,13 @@ class Inputs(TensorPart):
             "windows" are (channels, time), in columns of lists; "numbers" are anything else.
         shape: of one sample as stored; () where it has several tensors.
         columns: of a table, in the order of their features.
-        mean: per channel (on a scale of 0 to 1) or feature; () for whole numbers and for several tensors.
-        std: like ``mean``.
+        mean, std: per channel (on a scale of 0 to 1) or feature; () for whole numbers and for several tensors.
         ids: of whole numbers, one more than the largest that may occur, 0 if that is not known; None for others.
         tensors: by name, where a sample has several.
         scales: of a table, for each column how large its numbers are in training; () if that is not known.
         tokens: of texts, how they become ids.
         channels: of windows, the columns of lists; one may have all channels.
+        bits: of the grey values of images, before they become 8; None if that is not known.
     """
 
     kind: Kind
@@ -149,6 +148,7 @@ class Inputs(TensorPart):
     scales: tuple[Scale, ...] = ()
     tokens: TokensPart | None = None
     channels: tuple[_Name, ...] = ()
+    bits: Annotated[int, Field(ge=8, le=16)] | None = None
 
     @property
     def form(self) -> forms.Inputs:

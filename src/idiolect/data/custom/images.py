@@ -52,6 +52,15 @@ class EncodedImage(NamedTuple):
     data: Path | bytes | None
 
 
+class Pixels(NamedTuple):
+    """Images as they are stored."""
+
+    x_R: Tensor
+    """(R, C, H, W), uint8."""
+    bits: int
+    """Of the grey values that became these: 8, or up to 16."""
+
+
 class _Look(NamedTuple):
     size: tuple[int, int]
     colour: bool
@@ -80,34 +89,38 @@ def parse_size(resize: str | int | None) -> tuple[int, int] | None:
     return size
 
 
-def read(images: Sequence[EncodedImage], resize: tuple[int, int] | None, where: str, *, keep: bool = True) -> Tensor:
-    """Decode all images: (R, C, H, W), uint8, grey if all are grey, else RGB.
+def read(
+    images: Sequence[EncodedImage], resize: tuple[int, int] | None, where: str, *, keep: bool = True,
+    bits: int | None = None,
+) -> Pixels:  # fmt: skip
+    """Decode all images: grey if all are grey, else RGB.
 
     A camera's orientation is applied, transparent pixels become white, and only the first of several frames is used.
-    Grey values of more than 8 bits are scaled by one factor for all images. The factor follows from the number of bits
-    of the brightest pixel, so that images with 12 bits in 16 keep their contrast. ``resize`` stretches to (W, H),
+    Grey values of more than 8 bits are scaled by one factor for all images. It follows from ``bits``, and without from
+    the number of bits of the brightest pixel, so that images with 12 bits in 16 keep their contrast; brighter ones than
+    ``bits`` allows become white, with a warning. ``resize`` stretches to (W, H),
     bilinear with antialiasing. If there are many images, the decoded ones are kept in the cache (if ``keep``), by their
     bytes or by their files' marks (see ``cache.mark``). Nothing large is decoded before all sizes are known.
 
     Raises:
-        InputError: an image cannot be read, one image or all together are too large, or, without ``resize``, images
-            have mixed sizes or colours or are large.
+        InputError: an image cannot be read, one image or all together are too large, images have more than 8 bits and
+            ``bits`` says 8, or, without ``resize``, images have mixed sizes or colours or are large.
     """
-    place = cache.place(f"own-{_digest(images, resize)}") if keep and len(images) > _MANY else None
+    place = cache.place(f"own-{_digest(images, resize, bits)}") if keep and len(images) > _MANY else None
     if place and (entry := cache.load(place)):
         with suppress(OSError):
             place.touch()  # used now
-        return entry.tensors["x"]
-    x_R = _read(images, resize, where)
-    if place and cache.save(place, {"x": x_R}, {}) and (entry := cache.load(place)):
+        return Pixels(entry.tensors["x"], int(entry.about["bits"]))
+    pixels = _read(images, resize, where, bits)
+    if place and cache.save(place, {"x": pixels.x_R}, {"bits": str(pixels.bits)}) and (entry := cache.load(place)):
         cache.trim(place, "own-", _CACHE_BYTES)
-        return entry.tensors["x"]  # mapped, to save memory
-    return x_R
+        return pixels._replace(x_R=entry.tensors["x"])  # mapped, to save memory
+    return pixels
 
 
-def _digest(images: Sequence[EncodedImage], resize: tuple[int, int] | None) -> str:
+def _digest(images: Sequence[EncodedImage], resize: tuple[int, int] | None, bits: int | None) -> str:
     """What the decoded images depend on."""
-    digest = hashlib.blake2b(f"2 {resize}".encode(), digest_size=16)
+    digest = hashlib.blake2b(f"3 {resize} {bits}".encode(), digest_size=16)
     for name, data in images:
         if isinstance(data, Path):
             try:
@@ -119,12 +132,12 @@ def _digest(images: Sequence[EncodedImage], resize: tuple[int, int] | None) -> s
     return digest.hexdigest()
 
 
-def _read(images: Sequence[EncodedImage], resize: tuple[int, int] | None, where: str) -> Tensor:
+def _read(images: Sequence[EncodedImage], resize: tuple[int, int] | None, where: str, known: int | None) -> Pixels:
     with warnings.catch_warnings():
         warnings.simplefilter("ignore", Image.DecompressionBombWarning)  # the bound here is lower
         looks, x_R = _look_at_all(images, resize, where)
     if x_R is not None:
-        return torch.from_numpy(x_R)
+        return Pixels(torch.from_numpy(x_R), known or 8)
     size = resize or _one_size(looks, images, where)
     colour = any(look.colour for look in looks)
     if not resize and not all(look.colour == colour for look in looks):
@@ -137,7 +150,7 @@ def _read(images: Sequence[EncodedImage], resize: tuple[int, int] | None, where:
     several = sum(look.frames > 1 for look in looks)
     if several:
         log.warning("%s: %d images have several frames, and only the first is used", where, several)
-    bits = max(8, max(look.top for look in looks).bit_length())
+    bits = _bits(looks, where, known)
     if bits > 8:
         log.info("%s: grey values of %d bits are scaled to 8 bits", where, bits)
     image_R = _room(len(images), colour, size, where)
@@ -151,7 +164,24 @@ def _read(images: Sequence[EncodedImage], resize: tuple[int, int] | None, where:
     with ThreadPoolExecutor(cores() if area > _SMALL else 1) as pool:
         for _ in pool.map(fill, range(0, len(images), _STRETCH)):
             pass
-    return torch.from_numpy(image_R)
+    return Pixels(torch.from_numpy(image_R), bits)
+
+
+def _bits(looks: list[_Look], where: str, known: int | None) -> int:
+    """Of the grey values of all images: those of training, if they are known."""
+    own = max(8, max(look.top for look in looks).bit_length())
+    if known == 8 < own:
+        raise InputError(
+            f"{where} has images of {own} bits a pixel, and those of training had 8: save them with 8 bits"
+        )
+    if known and own > known:
+        log.warning(
+            "%s has grey values of %d bits, and those of training had %d: what is brighter becomes white",
+            where,
+            own,
+            known,
+        )
+    return known or own
 
 
 def _look_at_all(
@@ -275,7 +305,7 @@ def _orientation(image: Image.Image) -> int:
 def _decode(image: Image.Image, colour: bool, size: tuple[int, int], top: int) -> NDArray[np.uint8]:
     upright = ImageOps.exif_transpose(image) if _orientation(image) != 1 else image
     if _is_deep(upright):
-        upright = Image.fromarray(np.rint(np.asarray(upright) * (255 / top)).astype(np.uint8))
+        upright = Image.fromarray(np.rint(np.minimum(np.asarray(upright) * (255 / top), 255)).astype(np.uint8))
     elif "transparency" in upright.info or (upright.mode not in ("L", "RGB") and {"A", "a"} & set(upright.getbands())):
         over = upright.convert("RGBA")
         upright = Image.alpha_composite(Image.new("RGBA", over.size, "white"), over)

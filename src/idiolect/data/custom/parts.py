@@ -300,7 +300,7 @@ def assemble(
         look_at_zeros({c: frame[c] for c in beside}, owners[owner].code_R, owners[owner].names)
     few = suspects(frame, beside, owner, is_table, counters, grouped=group is not None)
     encodings: tuple[Encoding, ...] = ()
-    tokens, channels = None, tuple[str, ...]()
+    tokens, channels, bits = None, tuple[str, ...](), 8
     if texts:
         x_R, tokens = reading.ids(frame, texts, name)
     elif is_table and list_columns(frame, beside):
@@ -310,7 +310,7 @@ def assemble(
         encodings = tables.fit_table(frame[beside], name, further)
         x_R = tables.encode(encodings, frame)
     else:
-        x_R = images.read(pictures, size, name)
+        x_R, bits = images.read(pictures, size, name)
     return Source(
         name=name,
         x_R=x_R,
@@ -328,6 +328,7 @@ def assemble(
         sizes=tokens.size if tokens else 0,
         tokens=tokens,
         channels=channels,
+        bits=bits,
         targets=targets,
     )
 

@@ -104,6 +104,7 @@ class Source:
             known.
         tokens: of texts, how they became ids.
         channels: of windows in columns of lists, the names of these columns.
+        bits: of the grey values of images, before they became 8.
         targets: the targets where they are numbers or several labels; else None.
 
     Raises:
@@ -125,6 +126,7 @@ class Source:
     sizes: int | Mapping[str, int] = 0
     tokens: Tokens | None = None
     channels: tuple[str, ...] = ()
+    bits: int = 8
     targets: Targets | None = None
     group_column: str | None = None
 

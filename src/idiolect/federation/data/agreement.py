@@ -46,6 +46,7 @@ class Offer(BaseModel):
         classes: the names of those that occur.
         tokens: of texts, how they become ids.
         channels: of windows, the columns of lists.
+        bits: of the grey values of images; None for others.
         targets: the columns of numbers that are predicted, or the names of labels; () where classes are.
         target_scales: how large these numbers are, if they are enough.
         labels: whether the targets are labels, of which a sample can have several.
@@ -59,6 +60,7 @@ class Offer(BaseModel):
     classes: tuple[Annotated[str, Field(min_length=1, max_length=1000)], ...] = Field(min_length=1, max_length=100_000)
     tokens: TokensPart | None = None
     channels: tuple[Annotated[str, Field(min_length=1, max_length=1000)], ...] = Field(default=(), max_length=100_000)
+    bits: Annotated[int, Field(ge=8, le=16)] | None = None
     targets: tuple[Annotated[str, Field(min_length=1, max_length=1000)], ...] = Field(default=(), max_length=1000)
     target_scales: tuple[Scale, ...] = Field(default=(), max_length=1000)
     labels: bool = False
@@ -190,7 +192,7 @@ def data_of(
     data = FederatedData(
         name, x_R, y_R, train, test, len(classes), classes, inputs.mean, inputs.std, ("",) * len(names), names,
         encodings=inputs.columns, validation=validation if any(map(len, validation)) else (), sizes=inputs.ids or 0,
-        tokens=None if inputs.tokens is None else inputs.tokens.tokens, channels=inputs.channels,
+        tokens=None if inputs.tokens is None else inputs.tokens.tokens, channels=inputs.channels, bits=inputs.bits or 8,
         targets=None if value_RD is None else targets.targets_of(agreement.targets, value_RD, labels=agreement.several),
         counted=agreement.counts,
     )  # fmt: skip
@@ -237,7 +239,8 @@ def common_form(offers: Mapping[str, Offer], task: TaskName | None = None) -> tu
         return Inputs(kind="texts", shape=one.shape, ids=one.tokens.tokens.size, tokens=one.tokens), classes
     if one.kind in ("images", "windows"):
         mean, std = (0.0,) * one.shape[0], (1.0,) * one.shape[0]
-        return Inputs(kind=one.kind, shape=one.shape, channels=one.channels, mean=mean, std=std), classes
+        bits = max([offer.bits for offer in offers.values() if offer.bits], default=None)
+        return Inputs(kind=one.kind, shape=one.shape, channels=one.channels, bits=bits, mean=mean, std=std), classes
     columns = columns_of(offers)
     scales = scales_of(columns, offers)
     width = sum(len(column.features) for column in columns)

@@ -23,6 +23,7 @@ from idiolect.data.custom import dates, images, streaming, tables
 from idiolect.data.custom.columns import check_amounts, codes, columns_to_drop, in_order, targets_in
 from idiolect.data.custom.form import Form
 from idiolect.data.custom.identifiers import look_at_numbers
+from idiolect.data.custom.images import Pixels
 from idiolect.data.custom.label_sets import cells_of
 from idiolect.data.custom.names import look
 from idiolect.data.custom.parts import Part
@@ -118,7 +119,7 @@ class SiteFiles:
         self._places = (where, *([test] if test is not None else []))
         self._parts = self._read(None)
         self._goals = [targets_in([str(c) for c in p.frame], target, self.where) for p in self._parts]
-        self._read_images: list[Tensor] = []
+        self._read_images: list[Pixels] = []
         self._read_texts: list[Part] = []
 
     def _read(self, roles: Roles | None) -> list[Part]:
@@ -177,8 +178,9 @@ class SiteFiles:
             how = TokensPart(columns=tokens.columns, encoder=tokens.encoder.name, most=tokens.most)
             return Offer(kind="texts", shape=(tokens.most,), tokens=how, **goal)
         if train.pictures is not None:
-            shape = tuple(self._pixels()[0].shape[1:])
-            return Offer(kind="images", shape=shape, **goal)
+            pixels = self._pixels()
+            bits = max(one.bits for one in pixels)
+            return Offer(kind="images", shape=tuple(pixels[0].x_R.shape[1:]), bits=bits, **goal)
         rest = train.frame.drop(columns=[*self._goals[0], *filter(None, [self.group(group)])])
         channels = tuple(str(c) for c in rest)
         if list_columns(rest, channels):
@@ -298,7 +300,7 @@ class SiteFiles:
     def _features(self, k: int, inputs: Inputs, beside: Sequence[str], look: bool) -> Tensor:
         part = self._parts[k]
         if part.pictures is not None:
-            x_N = self._pixels()[k]
+            x_N = self._pixels(inputs.bits)[k].x_R
             if tuple(x_N.shape[1:]) != inputs.shape:
                 raise InputError(f"{self.where} has images of shape {tuple(x_N.shape[1:])}, not {inputs.shape}")
             return x_N
@@ -318,9 +320,10 @@ class SiteFiles:
             raise InputError(f"{self.where} has no column {absent[0]!r}, which the sites agreed on: add it")
         return tables.encode(inputs.columns, frame)
 
-    def _pixels(self) -> list[Tensor]:
-        if not self._read_images:
-            self._read_images = [images.read(p.pictures or [], None, self.where) for p in self._parts]
+    def _pixels(self, bits: int | None = None) -> list[Pixels]:
+        """The images of each part, with grey values of so many bits."""
+        if not self._read_images or (bits and any(one.bits != bits for one in self._read_images)):
+            self._read_images = [images.read(p.pictures or [], None, self.where, bits=bits) for p in self._parts]
         return self._read_images
 
 
