@@ -59,6 +59,10 @@ class Targets:
                 log.warning("all training samples, or none, have %s: nothing can be learnt of it", listed(alike, 5))
             return replace(self, mean=(0.0,) * len(self.names), std=(1.0,) * len(self.names))
         mean_D, std_D = value_RD.mean(0), value_RD.std(0, correction=0)
+        if not std_D.isfinite().all():
+            raise InputError(
+                f"target {self.names[int((~std_D.isfinite()).nonzero()[0])]} has numbers too large: divide them"
+            )
         for name, std, most in zip(self.names, std_D.tolist(), value_RD.abs().amax(0).tolist(), strict=True):
             if std <= _EVEN * most:
                 raise InputError(

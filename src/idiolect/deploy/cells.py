@@ -9,11 +9,38 @@ import numpy as np
 import pandas as pd
 
 from idiolect.core.errors import InputError, listed
-from idiolect.data.custom.columns import by_value, missing, text_of
+from idiolect.data.custom.columns import NUMBER, by_value, missing, text_of
 from idiolect.data.datasets.dataset import Encoding
 
 MANY = 20
 """Cells, none of which is known, that show that a column is not the one that was meant; fewer may be rare texts."""
+
+
+def has_codes(encoding: Encoding) -> bool:
+    """Whether the texts of a bundle's column are the codes of categories, which are numbers, or truth values."""
+    return encoding.kind == "text" and all(
+        _code(text) == text and (NUMBER.fullmatch(text) or text in ("True", "False")) for text in encoding.texts if text
+    )
+
+
+def as_coded(encoding: Encoding, values: pd.Series[Any]) -> pd.Series[Any]:
+    """A site's column, with texts such as 1.0, 01 or true as the code that they are where the bundle has codes.
+
+    Where a text comes from decides how a code was read: a number of a table with other numbers, or a text.
+    """
+    if not has_codes(encoding) or pd.api.types.infer_dtype(values.astype(object), skipna=True) != "string":
+        return values
+    gone_R = missing(values)
+    codes_R = by_value(_code, values.astype(object).where(~gone_R, ""))
+    return pd.Series(codes_R, values.index, name=values.name).mask(gone_R)
+
+
+def _code(text: str) -> str:
+    """The name of the category that a text is the code of; the text if it is none."""
+    text = text.strip()
+    if NUMBER.fullmatch(text):
+        return text_of(float(text))
+    return text.title() if text.lower() in ("true", "false") else text
 
 
 def remarks(encoding: Encoding, values: pd.Series[Any], where: str, name: str, *, knows_gaps: bool) -> Iterator[str]:

@@ -251,10 +251,37 @@ def _write(out: Path, tables: Iterator[pa.Table]) -> None:
     first = next(tables, None)
     if first is None:
         raise InputError("there are no samples to predict: give some")
+    first = first.cast(pa.schema([f.with_type(pa.string()) if pa.types.is_null(f.type) else f for f in first.schema]))
     # Probabilities hardly repeat: to look for repeated ones takes longer than to write them.
     repeated = [f.name for f in first.schema if not pa.types.is_floating(f.type) and f.name != ROW]
     parquet = partial(pq.ParquetWriter, use_dictionary=repeated)
     kind = parquet if out.suffix.lower() == ".parquet" else pyarrow.csv.CSVWriter
     with files.drafted(out) as file, kind(file, first.schema) as writer:
         for table in itertools.chain([first], tables):
-            writer.write_table(table.cast(first.schema))
+            writer.write_table(_like(table, first.schema))
+
+
+def _like(table: pa.Table, schema: pa.Schema) -> pa.Table:
+    """A later table with the columns of the first, empty where it has none.
+
+    Raises:
+        InputError: a column has values of another kind, or is not in the first.
+    """
+    if extra := [name for name in table.column_names if name not in schema.names]:
+        raise InputError(
+            f"column {extra[0]!r} is not in the first of the files: add it there, or leave it out of the others"
+        )
+    columns = []
+    for field in schema:
+        if field.name not in table.column_names:
+            columns.append(pa.nulls(len(table), field.type))
+            continue
+        column = table.column(field.name)
+        try:
+            columns.append(column.cast(field.type))
+        except pa.ArrowException:
+            raise InputError(
+                f"column {field.name!r} has other values further down than in the first rows ({column.type} and "
+                f"{field.type}): write them alike, or leave the column out"
+            ) from None
+    return pa.table(columns, schema=schema)

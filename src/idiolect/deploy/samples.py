@@ -17,7 +17,7 @@ from idiolect.core.files import expanded
 from idiolect.core.objectives import TaskName
 from idiolect.core.tree import Tree
 from idiolect.data.custom import dates, images, streaming, tables
-from idiolect.data.custom.columns import NUMBER, fold, text_of
+from idiolect.data.custom.columns import fold
 from idiolect.data.custom.form import Form
 from idiolect.data.custom.images import EncodedImage
 from idiolect.data.custom.npz import is_npz
@@ -198,9 +198,7 @@ class Reader:
     def _is_text(self, name: str) -> bool:
         """Whether the bundle takes texts in a column of this name, and not the codes of categories."""
         column = self._column(name)
-        if column is None or column.kind != "text":
-            return False
-        return not all(NUMBER.fullmatch(text) and text_of(float(text)) == text for text in column.texts if text)
+        return column is not None and column.kind == "text" and not cells.has_codes(column)
 
     def takes(self, name: str) -> bool:
         """Whether a column of this name is one of the bundle's."""
@@ -315,10 +313,10 @@ class Reader:
         return x_RF
 
     def _columns(self, frame: pd.DataFrame) -> dict[str, pd.Series]:
-        """The frame's columns by the bundle's names."""
+        """The frame's columns by the bundle's names, with the codes of categories as in training."""
+        own_of = self._find([str(c) for c in frame], [e.name for e in self.inputs.columns])
         return {
-            name: frame[own]
-            for name, own in self._find([str(c) for c in frame], [e.name for e in self.inputs.columns]).items()
+            one.name: cells.as_coded(one, frame[own_of[one.name]]) for one in self.inputs.columns if one.name in own_of
         }
 
     def _find(self, there: Sequence[str], wanted: Sequence[str]) -> dict[str, str]:

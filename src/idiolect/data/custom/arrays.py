@@ -17,7 +17,7 @@ from idiolect.core import tree
 from idiolect.core.errors import InputError
 from idiolect.core.objectives import TaskName
 from idiolect.core.tree import Tree
-from idiolect.data.custom.columns import codes, labels, listed, shift_of, without_nan
+from idiolect.data.custom.columns import as_float32, codes, labels, listed, shift_of, without_nan
 from idiolect.data.custom.form import form_of
 from idiolect.data.custom.names import look
 from idiolect.data.custom.target import target_of
@@ -198,7 +198,10 @@ def _of_one(splits: Sequence[Any], what: Sequence[str], least: int = 2) -> _Samp
         kind = next(k for k in (np.int16, np.int32, np.int64) if size <= np.iinfo(k).max)
         return _Samples(torch.from_numpy(every_R.astype(kind, order="C")), [len(part) for part in rows], sizes=size)
     encodings = _encodings(every_R) if every_R.ndim == 2 and least == 2 else ()
-    every_R = _writable(every_R) if _is_images(every_R) else _float32(every_R, encodings)
+    if _is_images(every_R):
+        every_R = _writable(every_R)
+    else:
+        every_R = as_float32(every_R, what[0]) if every_R.ndim > 2 else _float32(every_R, encodings)
     return _Samples(torch.from_numpy(every_R), [len(part) for part in rows], encodings)
 
 

@@ -282,6 +282,30 @@ def shift_of(x_R: NDArray[np.float64]) -> float:
     return 0.0 if not span or error <= min(0.5, 1e-6 * span) else float(np.median(value_R))
 
 
+def as_float32(x_R: NDArray[Any], what: str) -> NDArray[np.float32]:
+    """Numbers (R, C, ...), or (R, T) of a single channel, as float32.
+
+    Raises:
+        InputError: float32 rounds a channel's numbers by more than a hundredth of their standard deviation.
+    """
+    with np.errstate(over="ignore"):
+        rounded_R = x_R.astype(np.float32, order="C")
+    if x_R.dtype.itemsize < 4 or x_R.dtype == np.float32:
+        return rounded_R
+    for channel in range(x_R.shape[1]) if x_R.ndim > 2 else [slice(None)]:
+        value_R, near_R = x_R[:, channel].ravel(), rounded_R[:, channel].ravel()
+        finite = np.isfinite(near_R)
+        value_R, near_R = value_R[finite].astype(np.float64), near_R[finite]
+        spread = float(value_R.std()) if value_R.size else 0.0
+        if spread and np.abs(near_R - value_R).max() > 0.01 * spread:
+            which = f"channel {channel} (counting from 0) of {what}" if x_R.ndim > 2 else what
+            raise InputError(
+                f"{which} has numbers that float32 cannot tell apart (around {value_R.mean():.6g}, with a spread of "
+                f"{spread:.3g}): subtract their mean, or take another unit"
+            )
+    return rounded_R
+
+
 def fold(name: str) -> str:
     """A name of a column without letter case, spaces and marks, by which a site's own spelling is recognised."""
     return re.sub(r"[\W_]", "", name.casefold())

@@ -31,7 +31,8 @@ _DAYS = (
     "%d/%m/%y", "%m/%d/%y", "%Y%m%d", "%d %b %Y", "%d %B %Y", "%d-%b-%Y", "%d-%b-%y", "%b %d, %Y", "%B %d, %Y",
 )  # fmt: skip
 _CLOCKS = ("%H:%M", "%H:%M:%S", "%H:%M:%S.%f", "%I:%M %p", "%I:%M:%S %p", "%I %p")
-_STAMPS = ("%Y%m%d", "%Y%m%d%H%M", "%Y%m%d%H%M%S")
+_STAMPS = {8: "%Y%m%d", 12: "%Y%m%d%H%M", 14: "%Y%m%d%H%M%S"}  # by their digits
+_DIGITS = r"\d{8}|\d{12}|\d{14}"
 _ISO = r"\d{4}-\d{2}-\d{2}(?:[T ]\d{2}:\d{2}.*)?"
 _TRIED = 20  # texts by which most formats are ruled out
 
@@ -145,7 +146,7 @@ def _stranger(values: pd.Series[Any]) -> int:
     texts = values[~missing(values)].astype(object).map(_digits).str.strip()
     different = pd.Series(texts.unique())
     best = different.str.fullmatch(_ISO)
-    for way in (*_CLOCKS, *_STAMPS, *_formats()):
+    for way in (*_CLOCKS, *_STAMPS.values(), *_formats()):
         read = pd.to_datetime(different, format=way, errors="coerce").notna()
         best = read if read.sum() > best.sum() else best
     strange_R = (~missing(values)).copy()
@@ -191,7 +192,9 @@ def _parts_of(values: pd.Series[Any], name: str, alone: bool) -> dict[str, NDArr
         if (instants.isna().to_numpy() & ~gone_R).any():  # as in versions of pandas that end in 2262
             raise _too_far(name)
         return _of_instants(instants.dt.tz_localize(None))
-    formats: Sequence[str] = _STAMPS
+    if kind in _TEXTS and alone and values[~gone_R].astype(str).str.strip().str.fullmatch(_DIGITS).all():
+        values = pd.to_numeric(values.astype(object).where(~gone_R))
+        kind = "integer"
     if kind in ("integer", "floating", "mixed-integer-float"):
         try:
             x_R = values.to_numpy(np.float64, na_value=np.nan)
@@ -200,11 +203,12 @@ def _parts_of(values: pd.Series[Any], name: str, alone: bool) -> dict[str, NDArr
         if not readings.are_date_numbers(x_R[~gone_R], least=1 if alone else 2):
             return None
         texts = pd.Series(x_R[~gone_R]).astype(np.int64).astype(str)
+        formats = [_STAMPS[digits] for digits in texts.str.len().unique() if digits in _STAMPS]
     elif kind in _TEXTS and not gone_R.all():
         texts = values[~gone_R].astype(object).map(str).str.strip()
         if not texts.iloc[:_TRIED].str.contains(r"\d").all() or not readings.are_dates(texts.unique().tolist()):
             return None
-        formats = tuple(_formats())
+        formats = [*_formats()]
     else:
         return None
     different = pd.Series(texts.unique())

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import difflib
-import json
 import logging
 import os
 from collections.abc import Mapping, Sequence
@@ -25,7 +24,7 @@ from idiolect.data.custom.archives import GZIP, ZIP, unpacked
 from idiolect.data.custom.arff import arff
 from idiolect.data.custom.columns import listed
 from idiolect.data.custom.form import NAMELESS, Form, form_of
-from idiolect.data.custom.hub import HUB_NAME, ON_HUB, from_disk, from_hub, reason
+from idiolect.data.custom.hub import HUB_NAME, ON_HUB, class_names, from_disk, from_hub, reason
 from idiolect.data.custom.image_folders import TABLES, TEXT_FILES, by_levels, images_in, in_memory, metadata_of
 from idiolect.data.custom.images import EncodedImage
 from idiolect.data.custom.inside import Within
@@ -324,26 +323,7 @@ def parquet(path: Path, drop: list[str], within: Within | None) -> Part:
         raise
     except (pa.ArrowException, OSError) as error:
         raise InputError(f"{path} cannot be read as parquet ({reason(error)}): write the file again") from error
-    return from_arrow(table, _class_names(table.schema, path), str(path), drop=drop, within=within)
-
-
-def _class_names(schema: pa.Schema, path: Path) -> dict[str, list[str]]:
-    """The names of classes that ``datasets`` wrote into a parquet file, by column."""
-    metadata = (schema.metadata or {}).get(b"huggingface")
-    if metadata is None:
-        return {}
-    try:
-        kinds = (json.loads(metadata).get("info") or {}).get("features") or {}
-        return {
-            column: [str(name) for name in kind["names"]]
-            for column, kind in kinds.items()
-            if isinstance(kind, dict) and kind.get("_type") == "ClassLabel" and kind.get("names")
-            if column in schema.names and pa.types.is_integer(schema.field(column).type)
-        }
-    except (ValueError, TypeError, AttributeError, RecursionError) as error:
-        raise InputError(
-            f"{path}: its metadata 'huggingface' cannot be read ({reason(error)}): write the file again without it"
-        ) from error
+    return from_arrow(table, class_names(table.schema, path), str(path), drop=drop, within=within)
 
 
 def _split_tables(folder: Path) -> list[list[Path]]:

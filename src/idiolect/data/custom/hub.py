@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import re
 from pathlib import Path
 from typing import Any
@@ -58,3 +59,31 @@ def from_hub(where: str) -> Any:
 def reason(error: Exception) -> str:
     """What an error says, on one line."""
     return " ".join(str(error).split())[:300].rstrip(".") or type(error).__name__
+
+
+def class_names(schema: pa.Schema, path: Path) -> dict[str, list[str]]:
+    """The names of classes that ``datasets`` wrote into a parquet file, by column.
+
+    Raises:
+        InputError: what it wrote cannot be read, or a name is there twice.
+    """
+    metadata = (schema.metadata or {}).get(b"huggingface")
+    if metadata is None:
+        return {}
+    try:
+        kinds = (json.loads(metadata).get("info") or {}).get("features") or {}
+        by_column = {
+            column: [str(name) for name in kind["names"]]
+            for column, kind in kinds.items()
+            if isinstance(kind, dict) and kind.get("_type") == "ClassLabel" and kind.get("names")
+            if column in schema.names and pa.types.is_integer(schema.field(column).type)
+        }
+    except (ValueError, TypeError, AttributeError, RecursionError) as error:
+        raise InputError(
+            f"{path}: its metadata 'huggingface' cannot be read ({reason(error)}): write the file again without it"
+        ) from error
+    for column, names in by_column.items():
+        if len(set(names)) < len(names):
+            twice = next(name for k, name in enumerate(names) if name in names[:k])
+            raise InputError(f"{path}: column {column!r} has two classes of the name {twice!r}: give each its own")
+    return by_column

@@ -13,14 +13,13 @@ from numpy.typing import NDArray
 
 from idiolect.core.errors import InputError, listed
 from idiolect.data.custom.columns import MOST_CLASSES, codes, in_order, missing, text_of
-from idiolect.data.custom.names import look
+from idiolect.data.custom.names import ANSWERS, look
 from idiolect.data.targets import Targets
 
 # R samples, L labels
 
 log = logging.getLogger(__name__)
 
-_ANSWERS = (("0", "1"), ("false", "true"), ("no", "yes"), ("n", "y"))
 BETWEEN = "|;"
 """What stands between the labels of a text; the first of these that any text has."""
 
@@ -29,7 +28,7 @@ def are_answers(columns: Mapping[str, pd.Series[Any]]) -> bool:
     """Whether each of some columns has the values 0 and 1, false and true, or no and yes, at least one of them both."""
     known = [_different(values) for values in columns.values()]
     both = any(len(texts) == 2 for texts in known)
-    return both and all(any(texts <= set(pair) for pair in _ANSWERS) for texts in known)
+    return both and all(any(texts <= set(pair) for pair in ANSWERS) for texts in known)
 
 
 def _different(values: pd.Series[Any]) -> set[str]:
@@ -83,7 +82,7 @@ def answers(values: pd.Series[Any], what: str) -> NDArray[np.float64]:
         InputError: a value is missing, or is none of these.
     """
     code_R, names = codes(values, what)
-    yes = next((pair[1] for pair in _ANSWERS if {name.lower() for name in names} <= set(pair)), None)
+    yes = next((pair[1] for pair in ANSWERS if {name.lower() for name in names} <= set(pair)), None)
     if yes is None:
         raise InputError(
             f"{what} has the values {listed(names, 5)}, and a column of a label says whether a sample has it: write 0 "

@@ -17,6 +17,7 @@ from idiolect.data.custom.numbers import MISSING
 
 log = logging.getLogger(__name__)
 
+ANSWERS = (("0", "1"), ("false", "true"), ("no", "yes"), ("n", "y"))
 _MOST_GROUPS = 3  # groups of names in a message
 
 
@@ -48,6 +49,12 @@ def look(what: str, kind: str, code_R: NDArray[np.int64], names: Sequence[str]) 
             "%s: names that differ only in letter case, spaces or the writing of a number are different %s (%s): "
             "write them in one way if they are the same",
             what, "classes" if kind == "class" else f"{kind}s", listed(groups, _MOST_GROUPS),
+        )  # fmt: skip
+    answers = [{name for name in names if name.lower() in pair} for pair in ANSWERS]
+    if kind == "class" and sum(map(bool, answers)) > 1 and set(names) == set.union(*answers):
+        log.warning(
+            "%s: %s are different classes: if they are the same two answers, write them in one way everywhere",
+            what, listed([*map(repr, names)], 8),
         )  # fmt: skip
     for name in sorted(set(MISSING) & set(names)):
         log.warning(

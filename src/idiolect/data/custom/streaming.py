@@ -1,17 +1,15 @@
-"""A table or a folder of images, some samples at a time, so that its size does not matter."""
+"""A table or a folder of images, some samples at a time, so that its size does not matter; JSON is read whole."""
 
 from __future__ import annotations
 
 import codecs
 import io
-import json
 import re
 from collections import deque
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import ExitStack, suppress
 from functools import partial
-from itertools import islice
 from pathlib import Path
 from typing import Any, BinaryIO
 
@@ -31,7 +29,7 @@ from idiolect.data.custom.archives import is_archive, unpacked
 from idiolect.data.custom.arff import arff
 from idiolect.data.custom.columns import check_frame
 from idiolect.data.custom.form import Form, check_names
-from idiolect.data.custom.hub import reason
+from idiolect.data.custom.hub import class_names, reason
 from idiolect.data.custom.image_folders import TABLES, TEXT_FILES, by_levels, images_in, in_memory, metadata_of
 from idiolect.data.custom.images import SUFFIXES, EncodedImage
 from idiolect.data.custom.inside import Within
@@ -182,22 +180,18 @@ def _file(path: Path, within: Within, form: Form) -> Part:
 
 def _parquet(path: Path, size: int, within: Within) -> Iterator[Part]:
     try:
-        for batch in parquet_batches(open_parquet(path), size):
-            yield from_arrow(pa.Table.from_batches([batch]), {}, str(path), within=within)
+        file = open_parquet(path)
+        names = class_names(file.schema_arrow, path)
+        for batch in parquet_batches(file, size):
+            yield from_arrow(pa.Table.from_batches([batch]), names, str(path), within=within)
     except (pa.ArrowException, OSError) as error:
         raise InputError(f"{path} cannot be read as parquet ({reason(error)}): write the file again") from None
 
 
 def _lines(path: Path, size: int) -> Iterator[Part]:
-    with path.open("rb") as file:
-        while lines := list(islice(file, size)):
-            try:
-                rows = [json.loads(line) for line in lines if line.strip()]
-            except (ValueError, RecursionError):
-                raise InputError(f"{path} is not a table: write one JSON object per line") from None
-            if not all(isinstance(row, dict) for row in rows):
-                raise InputError(f"{path} is not a table: write one JSON object per line")
-            yield Part(pd.DataFrame(rows))
+    frame = jsonl(path)  # a part alone would not say which columns there are, and of what kind
+    for start in range(0, len(frame), size):
+        yield Part(frame.iloc[start : start + size].reset_index(drop=True))
 
 
 def _csv(path: Path, roles: Roles, numbers: Callable[[str], bool]) -> Iterator[Part]:
@@ -232,6 +226,7 @@ def _csv(path: Path, roles: Roles, numbers: Callable[[str], bool]) -> Iterator[P
     features = roles.feature_columns(names)
     missing = (*MISSING, *form.missing)
     number_columns = [name for name in features if numbers(name)]
+    candidates = [name for name in features if numbers(name) or (roles.as_texts and not roles.as_texts(name))]
     is_started = False
 
     def rows(floats: Collection[str], decimal: str = ".") -> Iterator[pd.DataFrame]:
@@ -251,17 +246,17 @@ def _csv(path: Path, roles: Roles, numbers: Callable[[str], bool]) -> Iterator[P
             yield to_frame(pa.table(columns), split_blocks=True)
 
     try:
-        if _is_plain(path, text, separator, number_columns):
+        if _is_plain(path, text, separator, candidates):
             for frame in rows(number_columns):
                 is_started = True
                 yield Part(frame)
         else:
             evidence, label = Evidence(), [name for name in (roles.label(names),) if name is not None]
             for frame in rows(()):
-                candidates = {name: frame[name] for name in (*number_columns, *label)}
-                evidence.add(str(path), candidates, readings_by(candidates))
+                values = {name: frame[name] for name in (*candidates, *label)}
+                evidence.add(str(path), values, readings_by(values))
             marks = marks_of(evidence, str(path), [separator], label, roles)
-            bits = {name: evidence.bits(str(path), name) for name in number_columns}
+            bits = {name: evidence.bits(str(path), name) for name in candidates}
             commas = marks == Marks(",") and parse is _in_parallel
             floats = [name for name in number_columns if commas and fit(bits[name], marks)]
             for frame in rows(floats, marks.decimal if floats else "."):

@@ -12,6 +12,7 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from idiolect.core.errors import InputError, listed
+from idiolect.data.custom.columns import as_float32
 
 # R samples, C channels, T time steps
 
@@ -68,21 +69,20 @@ def _channel(values: pd.Series[Any], what: str) -> NDArray[np.float32]:
             )
     if not 1 <= len(shape) <= 2 or 0 in shape:
         raise InputError(f"{what} has lists of shape {shape}: give lists of numbers, or lists of channels x time")
-    x = np.stack(arrays)
+    x = as_float32(np.stack(arrays), what)
     if not np.isfinite(x).all():
         row = int(np.argwhere(~np.isfinite(x))[0, 0])
         raise InputError(f"{what} has a number that is missing or not finite in row {row}, counting from 0: fill it in")
     return x
 
 
-def _array(cell: Any, row: int, what: str) -> NDArray[np.float32]:
+def _array(cell: Any, row: int, what: str) -> NDArray[Any]:
     try:
         is_plain = isinstance(cell, np.ndarray) and cell.dtype != object
         plain = cell if is_plain else np.array([list(inner) if _is_list(inner) else inner for inner in cell])
         if plain.dtype.kind not in "fiub":
             raise ValueError(plain.dtype)
-        with np.errstate(over="ignore"):
-            return plain.astype(np.float32)
+        return plain
     except (TypeError, ValueError):
         raise InputError(
             f"{what} has a list in row {row}, counting from 0, that is not of numbers, or whose lists have different "

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import inspect
+import logging
 from collections.abc import Callable, Sequence
 from functools import partial
 from typing import Any, get_args
@@ -21,6 +22,8 @@ from idiolect.data.partitions.apart import Splitting, divide_apart
 from idiolect.data.partitions.flower import Partitioner
 from idiolect.data.partitions.registry import BY_CLASS, PARTITIONS
 from idiolect.data.partitions.sizes import draw_sizes
+
+log = logging.getLogger(__name__)
 
 
 def partition_of(spec: Spec) -> tuple[Callable[..., Any], dict[str, Any]]:
@@ -71,7 +74,7 @@ def divide(
     """
     rng = keys.generator(seed, "partition")
     draw = keys.generator(seed, "sizes")
-    has_sizes = False
+    sizes_K: Rows | None = None  # where the partition itself keeps to them
     if not isinstance(partition, Spec):
         name = type(partition).__name__
         split = flower.from_flower(partition, source, clients, rng)
@@ -88,13 +91,22 @@ def divide(
                     f"natural with {option('client_column')}"
                 )
             count = clients or (None if follows_a_column(partition) else USUAL_CLIENTS)
-            has_sizes = bool(sizes and count and "sizes_K" in inspect.signature(function).parameters)
-            more = {"sizes_K": draw_sizes(sizes, count, draw)} if has_sizes and count else {}
+            if sizes and count and "sizes_K" in inspect.signature(function).parameters:
+                sizes_K = draw_sizes(sizes, count, draw)
+            more = {} if sizes_K is None else {"sizes_K": sizes_K}
             call = partial(function, source, count, rng, **more, **options)
             split = call() if name in PARTITIONS else _guarded(call, name)
     _check_split(split, clients, len(source.y_R), name)
     split = divide_apart(split, source, way, keys.generator(seed, "groups"))
-    if not sizes or has_sizes:
+    if not sizes:
+        return split
+    if sizes_K is not None:
+        have_K = np.array([len(rows) for rows in split.train])
+        if (have_K < sizes_K).any():
+            log.warning(
+                "sizes: %d of %d clients have fewer training samples than they should, %d at least, because of groups "
+                "or of a gap that is kept free", (have_K < sizes_K).sum(), len(have_K), have_K.min(),
+            )  # fmt: skip
         return split
     return _capped(
         split, draw_sizes(sizes, len(split.train), draw), name, source.y_R.numpy() if way.each_class else None
