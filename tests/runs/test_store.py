@@ -19,7 +19,8 @@ from idiolect import data, report
 from idiolect.core import tree
 from idiolect.core.errors import IdiolectError, InputError
 from idiolect.runs import environment
-from idiolect.runs.store import Store, starts
+from idiolect.runs.environment import starts
+from idiolect.runs.store import Store
 from idiolect.simulation import State, begin
 from idiolect.simulation.client_store import OnDisk
 from idiolect.studies import Study

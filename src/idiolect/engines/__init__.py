@@ -23,7 +23,23 @@ ENGINES: dict[str, Callable[..., Engine]] = {
     "ray": Ray,
 }
 
-__all__ = ["ENGINES", "Processes", "Ray", "Sequential", "Vectorised", "engine"]
+__all__ = ["ENGINES", "Processes", "Ray", "Sequential", "Vectorised", "engine", "engine_of"]
+
+
+def engine_of(given: str | Engine, workers: int | None = None) -> Engine:
+    """An engine by name, as ``engine``, or the one that is given.
+
+    Raises:
+        InputError: as ``engine``, or what is given is none.
+    """
+    if isinstance(given, str):
+        return engine(given, workers)
+    if isinstance(given, type) or not hasattr(given, "open"):
+        names = ", ".join(("auto", *ENGINES))
+        raise InputError(
+            f"engine={given!r} is not an engine: give one of {names}, or an object of one of their classes"
+        )
+    return given
 
 
 def engine(name: str = "auto", workers: int | None = None) -> Engine:
@@ -35,6 +51,8 @@ def engine(name: str = "auto", workers: int | None = None) -> Engine:
     Raises:
         InputError: unknown name or option, or a number of workers that the engine cannot have.
     """
+    if workers is not None and (not isinstance(workers, int) or isinstance(workers, bool)):
+        raise InputError(f"workers={workers!r} is not a number of workers: give a whole number")
     spec = Spec.parse(name)
     if spec.name == "auto":
         if spec.options:

@@ -31,7 +31,7 @@ class Sequential:
     def __init__(self, workers: int | None = None) -> None:
         if workers not in (None, 1):
             raise InputError(f"workers={workers} is not possible with the sequential engine: leave it out")
-        self.seconds = 0.0
+        self.seconds, self.options = 0.0, dict[str, object]()
         self._one = OneThread()
 
     def __enter__(self) -> Sequential:

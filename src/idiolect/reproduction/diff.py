@@ -16,8 +16,9 @@ from idiolect.core.errors import InputError
 from idiolect.core.option_spec import Spec, plain
 from idiolect.core.terminal import Text
 from idiolect.reproduction.recipes import Cell, Recipe
+from idiolect.runs.environment import starts
 from idiolect.runs.folder import STUDY_FILE
-from idiolect.runs.store import settings_of_numbers, starts, text_of
+from idiolect.runs.store import settings_of_numbers, text_of
 from idiolect.studies.config import Study
 from idiolect.studies.method_use import Use
 
@@ -30,8 +31,7 @@ EFFECTS = {
     "layout": "other samples per client",
     "drop": "other inputs",
     "resize": "other inputs",
-    "text": "other inputs",
-    **dict.fromkeys(("tokens", "max_tokens", "columns", "header", "missing", "categorical"), "other inputs"),
+    **dict.fromkeys(("text", "tokens", "max_tokens", "columns", "header", "missing", "categorical"), "other inputs"),
     "unlabelled": "rows without a target are left out, or not",
     "partition": "how different clients are: different clients favour local training over a shared model",
     "partition.alpha": "a smaller one makes clients more different, which favours local training over a shared model",

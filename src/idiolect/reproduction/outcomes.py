@@ -15,7 +15,7 @@ from idiolect.report.measures import LESS_IS_BETTER, OF_NUMBERS
 from idiolect.report.rows import per_seed
 from idiolect.reproduction.recipes import Cell
 from idiolect.reproduction.seed_runs import SeedRun, divergence_message
-from idiolect.runs.store import starts
+from idiolect.runs.environment import starts
 
 MARGIN = 1.5  # a number within so many points matches the paper's
 SEEDS = (

@@ -6,6 +6,7 @@ from pathlib import Path
 
 import safetensors
 import safetensors.torch
+import torch
 from safetensors import SafetensorError
 
 from idiolect.core import files, tree
@@ -53,8 +54,16 @@ def load(path: Path, start: State) -> State:
         raise InputError(f"{path} is not a readable checkpoint ({error}): {_FIX}") from error
     first = tree.named({"server": start.server})
     server = {name: a for name, a in arrays.items() if name.partition("/")[0] == "server"}
+    here, there = ({k: (v.shape, v.dtype) for k, v in arrays.items()} for arrays in (first, server))
+    kinds = {(here[k][1], there[k][1]) for k in here.keys() & there.keys() if here[k] != there[k]}
+    usual = torch.get_default_dtype()
+    if len(kinds) == 1 and (kind := kinds.pop())[0] == usual != kind[1] and kind[1].is_floating_point:
+        raise InputError(
+            f"{path} has numbers of {kind[1]}, and torch makes {usual} now: call torch.set_default_dtype({kind[1]}) "
+            "before, to continue in it"
+        )
     try:
-        if {k: (v.shape, v.dtype) for k, v in first.items()} != {k: (v.shape, v.dtype) for k, v in server.items()}:
+        if here != there:
             raise ValueError("another server")
         start.clients.restore({name.removeprefix("clients/"): a for name, a in arrays.items() if name not in server})
     except (KeyError, ValueError):

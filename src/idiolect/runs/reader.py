@@ -19,6 +19,7 @@ from idiolect.core.evaluation_protocol import Protocol
 from idiolect.core.objectives import OBJECTIVES, Score, TaskName
 from idiolect.core.reports import Report, from_json
 from idiolect.runs.early_stopping import Stop, stops, validation_means
+from idiolect.runs.environment import starts
 from idiolect.runs.folder import DIVERGED_FILE, MANIFEST_FILE, RECORDS_FILE, STUDY_FILE, TIMINGS_FILE
 from idiolect.runs.loading import FIX, load, table
 
@@ -172,10 +173,12 @@ class Run:
         """What the results are, in words; see ``Protocol.said``."""
         return self.protocol.said(clients, self.part)
 
-    @property
+    @cached_property
     def precision(self) -> str:
-        """Of the networks' products: ``float32`` or ``bf16``."""
-        return str(self.study["precision"])
+        """Of the networks' products, as the study says, or the engine: ``float32``, ``bf16``, ``float32 and tf32``."""
+        each = starts(self.folder) if self.folder else []
+        kinds = {str(start["options"].get("precision", self.study["precision"])) for start in each}
+        return " and ".join(sorted(kinds, reverse=True)) or str(self.study["precision"])
 
     @cached_property
     def scores(self) -> pd.DataFrame:

@@ -43,8 +43,6 @@ log = logging.getLogger(__name__)
 
 S = TypeVar("S", bound=StudyFile)
 
-_START = ("engine", "options", "workers", "seconds", "busy", "versions", "machine")
-
 
 class CellStore:
     """One method with one seed: its records, and its state on disk."""
@@ -179,7 +177,7 @@ class Store(Generic[S]):
             self._begin(manifest)
         self.diverged = divergences(self.folder, [u.label for u in self.study.methods])
         self._whole()  # every cell must be readable before one of them continues
-        starts(self.folder)  # and so must the note of engines and machines
+        environment.starts(self.folder)  # and so must the note of engines and machines
         for draft in self.folder.rglob(files.DRAFT):
             with suppress(OSError):
                 draft.unlink()
@@ -234,7 +232,7 @@ class Store(Generic[S]):
         with suppress(InputError):  # a broken note
             for circumstances in (
                 beginning,
-                *({**start["versions"], "machine": start["machine"]} for start in starts(self.folder)),
+                *({**start["versions"], "machine": start["machine"]} for start in environment.starts(self.folder)),
             ):
                 for name, others in before.items():
                     if circumstances.get(name) not in (None, now[name], *others):
@@ -271,7 +269,7 @@ class Store(Generic[S]):
         """Write which engine and machine ran the study, or the rest of it."""
         before: list[dict[str, Any]] = []
         with suppress(InputError):  # a broken file is no reason to lose this entry
-            before = starts(self.folder)
+            before = environment.starts(self.folder)
         files.write(self.folder / ENGINE_FILE, sealed_json([*before, start]))
 
     def merge(self) -> None:
@@ -292,28 +290,6 @@ class Store(Generic[S]):
             with_files = [c for c in cells if (c.folder / name).exists() or (c.folder / CHECKPOINT_FILE).exists()]
             tables[name] = pa.concat_tables([schema.empty_table(), *(c.read(name, schema) for c in with_files)])
         return tables
-
-
-def starts(folder: Path) -> list[dict[str, Any]]:
-    """The engine, the machine and the versions of each start of a study; empty if none are recorded.
-
-    Raises:
-        InputError: the file cannot be read.
-    """
-    path = folder / ENGINE_FILE
-    try:
-        entries = read_json(path) if path.exists() else []
-        if not isinstance(entries, list) or not all(isinstance(start, dict) for start in entries):
-            raise ValueError("it is not a list of mappings")
-        for start in entries:
-            start.pop("seal", None)
-            if missing := [k for k in _START if k not in start]:
-                raise ValueError(f"it has an entry without {missing[0]!r}")
-            if not isinstance(start["versions"], dict) or not isinstance(start["options"], dict):
-                raise ValueError("its versions or options are not a mapping")
-    except (OSError, ValueError) as error:
-        raise InputError(f"{path} cannot be read ({error}): restore it, or delete it") from None
-    return entries
 
 
 def joined_rounds(folder: Path) -> int:

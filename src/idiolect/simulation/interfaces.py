@@ -57,6 +57,8 @@ class Engine(typing.Protocol):
     """How many jobs it takes to keep the workers busy; ``map`` of each is called from a thread of its own."""
     seconds: float
     """Seconds of work for all jobs so far, summed over the workers."""
+    options: dict[str, object]
+    """What was asked of it that can change a number, by the names of its options."""
 
     def __enter__(self) -> Self:
         """Start what the engine needs."""

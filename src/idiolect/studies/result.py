@@ -15,8 +15,8 @@ from idiolect.core.errors import InputError, nearest, option
 from idiolect.report import defences
 from idiolect.report.by_client import frame
 from idiolect.runs import predictions
+from idiolect.runs.environment import starts
 from idiolect.runs.folder import PAGE_FILE, STUDY_FILE
-from idiolect.runs.store import starts
 from idiolect.studies.config import Study
 from idiolect.studies.method_use import Use, title_of
 

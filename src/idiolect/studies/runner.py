@@ -6,7 +6,7 @@ import logging
 import shlex
 import signal
 import time
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from contextlib import closing, suppress
 from pathlib import Path
 from typing import Any
@@ -30,6 +30,7 @@ from idiolect.data import FederatedData
 from idiolect.deploy.code import digest_of
 from idiolect.report import Divergence
 from idiolect.runs import checkpoint, environment, predictions
+from idiolect.runs.environment import starts
 from idiolect.runs.folder import CHECKPOINT_FILE, DIVERGED_FILE
 from idiolect.runs.store import Store
 from idiolect.simulation import Engine
@@ -42,6 +43,7 @@ from idiolect.studies.progress import Watcher
 from idiolect.studies.result import Result
 from idiolect.studies.schedule import Schedule
 from idiolect.studies.trackers import Make, Tracking
+from idiolect.training.batchnorm import ONE_AT_A_TIME
 
 log = logging.getLogger(__name__)
 
@@ -85,14 +87,15 @@ def run(
         Interrupted: SIGINT or SIGTERM was received, or the budget is used up; whole rounds are on disk.
     """
     check_study(study)
-    ends = None if budget is None else time.monotonic() + budget
-    executor = engines.engine(engine, workers) if isinstance(engine, str) else engine
-    engine_name = engine if isinstance(engine, str) else engine.name
+    ends = end_of(budget)
+    executor = engines.engine_of(engine, workers)
+    engine_name = engine if isinstance(engine, str) else spec_of(executor)
     check_precision(study, executor)
     tracking = Tracking(track)
     if resume and out is None:
         raise InputError(f"resume needs the folder to continue: give {option('out')}")
     federation = study.federation()
+    check_batchnorm(study, federation, executor)
     jobs = study.jobs(federation)
     notes = {}
     for use, job in jobs:
@@ -102,7 +105,8 @@ def run(
     store = Store(Path(out) if out is not None else None, study, manifest, resume=resume)
     result = Result(store.folder, store.study)
     schedule = Schedule(store, executor, tracking, ends)
-    before = list(store.diverged)
+    before, worked = list(store.diverged), executor.seconds
+    _warn_of_engine(store, executor)
     if warning := evaluation_warning(study, federation.trained, schedule.backlog([job for _, job in jobs])):
         log.warning("%s", warning)
     for name, note in notes.items():
@@ -117,14 +121,14 @@ def run(
                 try:
                     schedule.run([job for _, job in jobs], show, numbers)
                 finally:
-                    if executor.seconds:
-                        store.add_start(_start(executor, engine_name, time.monotonic() - start))
+                    if work := executor.seconds - worked:
+                        store.add_start(_start(executor, work, time.monotonic() - start))
             store.merge()
             _join_predictions(store, federation)
             _warn(store, before)
             result.report()
         except (IdiolectError, KeyboardInterrupt) as error:
-            if executor.seconds or not isinstance(error, InputError):  # else nothing was done and nothing changes
+            if executor.seconds > worked or not isinstance(error, InputError):  # else nothing was done
                 with suppress(IdiolectError):
                     store.merge()
             command = again or command_again("run", "study", store.folder, engine_name, workers, bool(study.imports()))
@@ -184,14 +188,62 @@ def check_precision(study: Study, engine: Engine) -> None:
         )
 
 
-def _start(executor: Engine, text: str, seconds: float) -> dict[str, Any]:
+def check_batchnorm(study: Study, federation: FederatedData, engine: Engine) -> None:
+    """Check that an engine can train the study's batch normalisations.
+
+    Raises:
+        InputError: it trains several clients together, whose batches are filled up.
+    """
+    if engine.name == "vectorised" and study.task_of(federation).network.buffers in ("local", "aggregate"):
+        raise InputError(ONE_AT_A_TIME)
+
+
+def end_of(budget: float | None) -> float | None:
+    """When a budget of so many seconds from now is used up.
+
+    Raises:
+        InputError: it is no number.
+    """
+    if budget is None:
+        return None
+    if isinstance(budget, bool) or not isinstance(budget, int | float):
+        raise InputError(f"budget={budget!r} is not a number of seconds: give one")
+    return time.monotonic() + budget
+
+
+def spec_of(engine: Engine) -> str:
+    """An engine as its name with options."""
+    return str(Spec(name=engine.name, options=engine.options))
+
+
+def _warn_of_engine(store: Store[Study], executor: Engine) -> None:
+    """Warn if earlier rounds were computed with another rounding than this engine's, or in another precision."""
+    now, known = _rounding(executor.name, executor.options), set[str]()
+    if store.folder.exists():
+        known = {_rounding(start["engine"], start["options"]) for start in starts(store.folder)}
+    if others := sorted(known - {now}):
+        log.warning(
+            "%s was started %s, and now runs %s: numbers differ more from round to round than in a run without a break",
+            store.folder, " and ".join(others), now,
+        )  # fmt: skip
+
+
+def _rounding(engine: str, options: Mapping[str, Any]) -> str:
+    """What decides how an engine rounds, in words; sequential, processes and Ray's nodes round alike."""
+    if "vectorised" not in (engine, options.get("inner")):
+        return "client by client"
+    precision = options.get("precision", "float32")
+    return "in the vectorised engine" + (f" with precision={precision}" if precision != "float32" else "")
+
+
+def _start(executor: Engine, work: float, seconds: float) -> dict[str, Any]:
     """The engine, versions and machine of this start of a run: all that can change a number besides the study."""
     return {
         "engine": executor.name,
-        "options": Spec.parse(text).options,
+        "options": executor.options,
         "workers": executor.workers,
         "seconds": seconds,
-        "busy": executor.seconds / (executor.workers * seconds),
+        "busy": work / (executor.workers * seconds),
         "versions": environment.versions(),
         "dtype": str(torch.get_default_dtype()).removeprefix("torch."),
         "machine": environment.machine(),

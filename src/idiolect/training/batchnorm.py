@@ -34,6 +34,10 @@ from idiolect.training import trial
 from idiolect.training.sharing import shared
 
 _CHUNK = 256  # samples per pass, at most
+ONE_AT_A_TIME = (
+    "batch normalisation takes one client at a time: choose another engine than vectorised, or the model's option "
+    "buffers=frozen"
+)
 
 
 class WithStatistics(NamedTuple):
@@ -102,10 +106,7 @@ def _predicting(network: Network, statistics: Statistics) -> Iterator[None]:
 
 def _refuse_mapped(data: Data) -> None:
     if tree.mapped(data.row_N):  # clients that are padded to one length would train on their padding
-        raise InputError(
-            "batch normalisation takes one client at a time: choose another engine than vectorised, or the model's "
-            "option buffers=frozen"
-        )
+        raise InputError(ONE_AT_A_TIME)
 
 
 def _local(method: Method, network: Network) -> Method:

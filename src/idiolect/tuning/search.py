@@ -15,7 +15,7 @@ from idiolect.runs.folder import elsewhere, hold, holds_something, new_folder
 from idiolect.simulation import Engine
 from idiolect.studies import Study
 from idiolect.studies.progress import Watcher
-from idiolect.studies.runner import check_precision, check_study, command_again, run
+from idiolect.studies.runner import check_batchnorm, check_precision, check_study, command_again, end_of, run, spec_of
 from idiolect.tuning import checks, page
 from idiolect.tuning import plan as plans
 from idiolect.tuning.halving import rungs_of
@@ -78,7 +78,7 @@ def tune(
         Interrupted: SIGINT or SIGTERM was received, or the budget is used up; what was done is on disk.
     """
     check_study(study)
-    ends_at = None if budget is None else time.monotonic() + budget
+    ends_at = end_of(budget)
     if resume and out is None:
         raise InputError(f"resume needs the folder to continue: give {option('out')}")
     plan = Plan.of(
@@ -88,14 +88,15 @@ def tune(
     )  # fmt: skip
     plan.check(study)
     check_sampler(sampler)
-    executor = engines.engine(engine, workers) if isinstance(engine, str) else engine
+    executor = engines.engine_of(engine, workers)
     check_precision(study, executor)
     of_trials = study_of_trials(study, plan.seed)
     federation = of_trials.federation().without_test()  # before anything is written: there must be samples to hold out
     ends = rungs_of(study, plan.halving)
+    check_batchnorm(of_trials, federation, executor)
     checks.check(study, of_trials, federation, ends)
     folder = Path(out) if out is not None else new_folder(f"{study.name}-tune")
-    engine_name = engine if isinstance(engine, str) else engine.name
+    engine_name = engine if isinstance(engine, str) else spec_of(executor)
     again = command_again("tune", "study, search", folder, engine_name, workers, bool(study.imports()))
     release = hold(folder)
     try:

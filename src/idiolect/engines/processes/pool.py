@@ -15,6 +15,8 @@ from threading import Lock, Thread
 from types import TracebackType
 from typing import Any
 
+import torch
+
 from idiolect.core import heap, shared_memory, tree
 from idiolect.core.errors import InputError, Interrupted, RunError
 from idiolect.core.method import Down
@@ -59,7 +61,7 @@ class Processes:
         if os.name != "posix":
             raise InputError("the processes engine needs Linux or macOS: use the sequential engine")
         self.workers = self._worker_limit = workers or cores()
-        self.seconds = 0.0
+        self.seconds, self.options = 0.0, dict[str, object]()
         self._pool: _Pool | None = None
         self._data: FederatedData | None = None
         self._one = OneThread()
@@ -247,7 +249,7 @@ class _Pool:
             for _ in range(workers):
                 self._workers.append(Worker(file.fileno()))
             none = replace(data, x_R=tree.rows(data.x_R, slice(0)), file=None)
-            start = serialization.pack(("start", none, data.samples))
+            start = serialization.pack(("start", none, data.samples, str(torch.get_default_dtype())))
             for worker in self._workers:
                 worker.send("at the start", start)
             for worker in self._workers:

@@ -13,6 +13,8 @@ from importlib.util import find_spec
 from types import TracebackType
 from typing import Any
 
+import torch
+
 from idiolect.core import tree
 from idiolect.core.errors import InputError, Interrupted, RunError, printable
 from idiolect.data import FederatedData
@@ -66,6 +68,7 @@ class Ray:
         self.seconds = 0.0
         self.failures: list[NodeFailure] = []
         self._worker_limit, self._address, self._inner = workers, address, inner
+        self.options: dict[str, object] = {} if inner == "processes" else {"inner": inner}
         self._nodes: dict[str, Node] = {}
         self._refusals: dict[str, str] = {}
         self._retry_at: dict[str, float] = {}
@@ -202,7 +205,7 @@ class Ray:
                 )
                 .remote([p or os.getcwd() for p in sys.path])
             )  # fmt: skip
-            starting = actor.start.remote(inner, workers, rows, rest)
+            starting = actor.start.remote(inner, workers, rows, rest, str(torch.get_default_dtype()))
             self._nodes[one["NodeID"]] = Node(
                 self._node_count, one["NodeID"], name_of(one), workers, _INNER[inner], actor, starting, first, until
             )

@@ -76,15 +76,15 @@ class Vectorised:
     ) -> None:
         if workers not in (None, 1):
             raise InputError(f"workers={workers} is not possible with the vectorised engine: leave it out")
-        options = {"device": device, "chunk": chunk, "precision": precision, "convolution": convolution}
-        values = option_spec.check(Vectorised, options | {"graphs": graphs}, "engine vectorised")
+        given = {"device": device, "chunk": chunk, "precision": precision, "convolution": convolution, "graphs": graphs}
+        values = option_spec.check(Vectorised, given, "engine vectorised")
+        self.options = {k: v for k, v in values.items() if v not in (None, "float32", "grouped", False)}
         self.device = _device(values["device"])
         for text, is_on in ((f"precision={precision}", precision == "tf32"), ("graphs=true", graphs)):
             if is_on and self.device.type != "cuda":
                 raise InputError(f"engine vectorised: {text} needs a CUDA device, not {self.device}: leave it out")
         self.chunk, self.precision, self.convolution, self.graphs = chunk, precision, convolution, graphs
-        self.seconds = 0.0
-        self.total = self.real = 0
+        self.seconds, self.total, self.real = 0.0, 0, 0
         self._rows: tuple[FederatedData, Tree, Tensor] | None = None
 
     @property

@@ -61,6 +61,7 @@ class Sites:
         samples: Callable[[int], int], tests: Callable[[int], int] = lambda client: 0,
     ) -> None:  # fmt: skip
         self.conversation, self.about, self.patience, self.most, self.say = conversation, about, patience, most, say
+        self.options: dict[str, object] = {}
         self.seconds, self._on_start, self.public, self.samples = 0.0, on_start, public or {}, samples
         self.tests = tests
         self.participation = 1.0
