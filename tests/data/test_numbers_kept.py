@@ -16,8 +16,10 @@ import idiolect as idl
 from idiolect.core.errors import InputError
 from idiolect.core.option_spec import Spec
 from idiolect.data import build
+from idiolect.federation.data.agreement import Offer, common_form
 
 RNG = np.random.default_rng(0)
+SITES = {"oslo": ("0", "1"), "graz": ("no", "yes")}
 
 
 @pytest.mark.parametrize(("mean", "std"), [(1e7, 1), (1.6e7, 1), (-1e7, 3), (3e6, 0.6), (5, 2)])
@@ -69,6 +71,9 @@ def test_sites_that_write_two_answers_in_two_ways(tmp_path: Path, caplog: pytest
     source = idl.data.open_data(tmp_path, target="label")
     assert source.classes == 4
     assert "'0', '1', 'False', 'True' are different classes: if they are the same two answers" in caplog.text
+    caplog.clear()
+    common_form({name: Offer(kind="images", shape=(1, 2, 2), classes=classes) for name, classes in SITES.items()})
+    assert "the target of all sites together: '0', '1', 'no', 'yes' are different classes" in caplog.text
     caplog.clear()
     (tmp_path / "graz.csv").unlink()
     idl.data.open_data(tmp_path, target="label")

@@ -5,7 +5,7 @@ from __future__ import annotations
 import logging
 import re
 import unicodedata
-from collections.abc import Iterable, Sequence
+from collections.abc import Collection, Iterable, Sequence
 
 import numpy as np
 from numpy.typing import NDArray
@@ -50,14 +50,20 @@ def look(what: str, kind: str, code_R: NDArray[np.int64], names: Sequence[str]) 
             "write them in one way if they are the same",
             what, "classes" if kind == "class" else f"{kind}s", listed(groups, _MOST_GROUPS),
         )  # fmt: skip
-    answers = [{name for name in names if name.lower() in pair} for pair in ANSWERS]
-    if kind == "class" and sum(map(bool, answers)) > 1 and set(names) == set.union(*answers):
-        log.warning(
-            "%s: %s are different classes: if they are the same two answers, write them in one way everywhere",
-            what, listed([*map(repr, names)], 8),
-        )  # fmt: skip
+    if kind == "class":
+        look_at_answers(what, names)
     for name in sorted(set(MISSING) & set(names)):
         log.warning(
             "%s: %r, in %d rows, is taken as the name of a %s: leave the cells empty if the value is missing there",
             what, name, int((code_R == names.index(name)).sum()), kind,
+        )  # fmt: skip
+
+
+def look_at_answers(what: str, names: Collection[str]) -> None:
+    """Warn of classes that may be the same two answers in several writings, as 0, 1, no and yes."""
+    answers = [{name for name in names if name.lower() in pair} for pair in ANSWERS]
+    if sum(map(bool, answers)) > 1 and set(names) == set.union(*answers):
+        log.warning(
+            "%s: %s are different classes: if they are the same two answers, write them in one way everywhere",
+            what, listed([*map(repr, names)], 8),
         )  # fmt: skip

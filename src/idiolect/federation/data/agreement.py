@@ -22,6 +22,7 @@ from idiolect.core.tree import Tree
 from idiolect.data import FederatedData
 from idiolect.data.custom import dates
 from idiolect.data.custom.columns import check_amounts, in_order
+from idiolect.data.custom.names import look_at_answers
 from idiolect.data.datasets.dataset import Encoding
 from idiolect.data.federated import RawSamples
 from idiolect.data.text.tokens import filled_up
@@ -228,6 +229,8 @@ def common_form(offers: Mapping[str, Offer], task: TaskName | None = None) -> tu
         classes = ("+".join(predicted),)
     elif len(classes) < 2:
         raise InputError(f"all samples of all sites are of the class {classes[0]!r}: two classes or more are needed")
+    else:
+        look_at_answers("the target of all sites together", classes)
     if one.kind == "table" and not predicted:
         check_amounts("the target of all sites together", classes, task)
     if wrong := next((site for site, other in offers.items() if other.channels != one.channels), None):
