@@ -17,6 +17,8 @@ from torch.nn import functional
 
 import idiolect as idl
 from idiolect import cli
+from idiolect.core.errors import InputError
+from idiolect.deploy import units
 from idiolect.deploy.bundle import Bundle, Personal, log_probabilities
 from idiolect.deploy.join import candidates_of, join
 from idiolect.deploy.samples import Samples, read
@@ -194,6 +196,21 @@ def test_numbers_of_another_unit_can_be_right(call, of_table: Bundle, graz: pd.D
     spoilt(graz, "unit").to_csv("bad.csv", index=False)
     code, _, err = call(f"join {of_table.folder} --data bad.csv --target diagnosis --out site --as-is radius")
     assert code == 0, err
+
+
+def test_an_estimator_takes_such_numbers_too(of_table: Bundle, graz: pd.DataFrame) -> None:
+    features, y = spoilt(graz, "unit").drop(columns="diagnosis"), graz["diagnosis"][:60]
+    with pytest.raises(InputError, match=r"column .radius. looks like another unit.* give as_is=.radius. if"):
+        idl.load(of_table.folder).fit(features, y)
+    for as_is in ("radius", ["radius"]):
+        assert idl.load(of_table.folder, as_is=as_is).fit(features, y).predict(features).shape == (60,)
+
+
+@pytest.mark.parametrize(("rows", "different"), [(8, 1), (30, 3), (8, 8)])
+def test_a_few_equal_numbers_are_no_other_unit(rows: int, different: int) -> None:
+    """Eight patients of 92 years, where the mean is 50 with a deviation of 15; but as many close together are."""
+    age_R = np.resize(92 + np.arange(different) / 100, rows)
+    assert units.of_another_unit(age_R, 50.0, 15.0) == (different >= 8)
 
 
 @pytest.mark.parametrize(

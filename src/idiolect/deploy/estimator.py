@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any, Self, cast
 
@@ -37,6 +38,7 @@ class PersonalClassifier(ClassifierMixin, SiteEstimator):  # type: ignore[misc]
         client: whose model, where the bundle has several.
         ships: take "global" (if the method has such a model), "personal" or "local", whatever the comparison says.
         allow_import: whether a network or a method of one's own may be imported.
+        as_is: columns whose numbers are right although they look like those of another unit.
 
     Attributes:
         classes_: the bundle's classes; numbers where all are whole numbers, false and true where they are these.
@@ -116,6 +118,7 @@ class PersonalRegressor(RegressorMixin, SiteEstimator):  # type: ignore[misc]
         client: whose model, where the bundle has several.
         ships: take "global" (if the method has such a model), "personal" or "local", whatever the comparison says.
         allow_import: whether a network or a method of one's own may be imported.
+        as_is: columns whose numbers are right although they look like those of another unit.
 
     Attributes:
         weights_: after ``fit``, the weights of the global, the personal and the local model in their mean.
@@ -206,6 +209,7 @@ class PersonalMultilabelClassifier(ClassifierMixin, SiteEstimator):  # type: ign
         client: whose model, where the bundle has several.
         ships: take "global" (if the method has such a model), "personal" or "local", whatever the comparison says.
         allow_import: whether a network or a method of one's own may be imported.
+        as_is: columns whose numbers are right although they look like those of another unit.
 
     Attributes:
         classes_: the names of the labels.
@@ -283,14 +287,18 @@ _KINDS: dict[TaskName, type[SiteEstimator]] = {
 }  # fmt: skip
 
 
-def load(path: str | Path, *, client: str | int | None = None, allow_import: bool = False) -> Any:
+def load(
+    path: str | Path, *, client: str | int | None = None, allow_import: bool = False, as_is: Sequence[str] = ()
+) -> Any:
     """A bundle, or a site's model, as an estimator of scikit-learn: a classifier, of labels too, or a regressor.
+
+    Numbers of the columns ``as_is`` are right although they look like those of another unit.
 
     Raises:
         InputError: as ``Bundle.read``, or there is no such client.
     """
     bundle = Bundle.read(path, allow_import=allow_import)
-    estimator = _KINDS[bundle.about.task](path, client=client, allow_import=allow_import)
+    estimator = _KINDS[bundle.about.task](path, client=client, allow_import=allow_import, as_is=as_is)
     estimator._cache = (str(path), allow_import), bundle
     if bundle.about.kind == "models":
         estimator._ready()

@@ -103,7 +103,7 @@ def read(
         InputError: there is nothing of the kind, or its columns, labels or images are not what the bundle takes.
     """
     names = [one.name for one in targets] or list(labels)
-    of_inputs = [c for c in as_is if c not in names]
+    of_inputs = [c for c in _names(as_is) if c not in names]
     reader = Reader(inputs, str(where), resize=resize, as_is=of_inputs, form=form, usual=usual)
     task: TaskName | None = "multilabel" if labels else None
     x_N: Tree | None = None
@@ -176,8 +176,8 @@ class Reader:
         self.beside: list[str] = []
         """Columns of the site's table that may be left out of what is encoded."""
         self._by_name = {fold(e.name): e for e in inputs.columns} | {e.name: e for e in inputs.columns}
-        self._as_is, self._sentences = set(as_is), set[str]()
-        if unknown := [c for c in as_is if c not in {e.name for e in inputs.columns}]:
+        self._as_is, self._sentences = set(_names(as_is)), set[str]()
+        if unknown := [c for c in _names(as_is) if c not in {e.name for e in inputs.columns}]:
             raise InputError(f"as_is: the bundle takes no column {unknown[0]!r}: leave it out")
 
     def roles(self, target: str | None, numbers: Sequence[str] = ()) -> Roles:
@@ -381,3 +381,8 @@ class Reader:
         if sentence not in self._sentences:
             self._sentences.add(sentence)
             log.warning("%s: %s", self.where, sentence)
+
+
+def _names(columns: Sequence[str]) -> list[str]:
+    """Names of columns, of which one alone may be a text."""
+    return [columns] if isinstance(columns, str) else [*columns]

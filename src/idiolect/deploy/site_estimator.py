@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any, Self
 
@@ -42,9 +43,11 @@ class SiteEstimator(BaseEstimator):  # type: ignore[misc]
     _kind: TaskName
 
     def __init__(
-        self, bundle: str | Path, client: str | int | None = None, ships: str | None = None, allow_import: bool = False
-    ) -> None:
+        self, bundle: str | Path, client: str | int | None = None, ships: str | None = None, allow_import: bool = False,
+        as_is: Sequence[str] = (),
+    ) -> None:  # fmt: skip
         self.bundle, self.client, self.ships, self.allow_import = bundle, client, ships, allow_import
+        self.as_is = as_is
 
     def _join(self, X: Any, y: ArrayLike | None, groups: ArrayLike | None) -> Self:
         """Make the site's model."""
@@ -165,7 +168,7 @@ class SiteEstimator(BaseEstimator):  # type: ignore[misc]
     def _samples(self, X: Any) -> Tree:
         inputs = self._open().about.inputs
         if inputs.kind == "table":
-            return samples.Reader(inputs, "X").encode(Part(self._frame(X)))
+            return samples.Reader(inputs, "X", as_is=self.as_is).encode(Part(self._frame(X)))
         if inputs.channels and hasattr(X, "columns"):
             return samples.Reader(inputs, "X").encode(Part(_named(X)))
         if inputs.tokens is not None and (texts := self._texts(X, inputs)) is not None:

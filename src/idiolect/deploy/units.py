@@ -80,8 +80,10 @@ _UNITS = (
 
 def of_another_unit(x_R: NDArray[np.float64], mean: float, std: float) -> bool:
     """Whether numbers look like those of another unit, by the mean and the standard deviation of others."""
-    far = (np.abs(x_R - mean) > _OFF * std).mean() > 0.5
-    return bool(far or (abs(x_R.mean() - mean) > _BETWEEN * std and not 1 / _OFF < x_R.std() / std < _OFF))
+    if (np.abs(x_R - mean) > _OFF * std).mean() > 0.5:
+        return True
+    is_narrow_or_wide = not 1 / _OFF < x_R.std() / std < _OFF and len(np.unique(x_R)) >= FEW  # equal ones say nothing
+    return bool(is_narrow_or_wide and abs(x_R.mean() - mean) > _BETWEEN * std)
 
 
 def scale_of(x_R: NDArray[np.floating], few: int = FEW) -> Scale:
