@@ -15,6 +15,7 @@ import idiolect as idl
 from idiolect.core.errors import InputError
 from idiolect.data.custom import images
 from idiolect.data.custom.images import EncodedImage
+from idiolect.deploy import samples
 from idiolect.deploy.bundle import Bundle, log_probabilities
 from idiolect.deploy.predict import predict
 from idiolect.federation.data.agreement import common_form
@@ -70,14 +71,25 @@ def encoded(path: Path) -> list[EncodedImage]:
     return [EncodedImage(str(p), p) for p in sorted(path.rglob("*.png"))]
 
 
-def test_what_is_brighter_becomes_white_and_is_said(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+def test_what_is_brighter_becomes_white(tmp_path: Path) -> None:
     written = scans(tmp_path / "bright", 2**14 - 1)
-    with caplog.at_level(logging.WARNING):
-        x_R, bits = images.read(encoded(tmp_path / "bright"), None, "bright", bits=BITS)
-    assert bits == BITS
+    x_R, bits, own = images.read(encoded(tmp_path / "bright"), None, "bright", bits=BITS)
+    assert (bits, own) == (BITS, 14)
     assert (x_R[:, 0].numpy() == np.stack([scaled(written[name], BITS) for name in sorted(written)])).all()
+
+
+def test_brighter_images_are_said_once(
+    bundle: Bundle, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    scans(tmp_path / "bright", 2**14 - 1)
+    monkeypatch.setattr(samples, "IMAGES", 3)
+    with caplog.at_level(logging.WARNING):
+        predict(bundle, tmp_path / "bright", tmp_path / "out.csv")
     assert (
-        "bright has grey values of 14 bits, and those of training had 12: what is brighter becomes white" in caplog.text
+        caplog.text.count(
+            "some images have more than 12 bits a pixel, and those of training had not: what is brighter becomes white"
+        )
+        == 1
     )
 
 

@@ -16,6 +16,9 @@ import idiolect as idl
 from idiolect.core.errors import InputError
 from idiolect.core.option_spec import Spec
 from idiolect.data import build
+from idiolect.data.custom.parts import Part
+from idiolect.deploy.samples import Reader
+from idiolect.deploy.schema import Inputs
 from idiolect.federation.data.agreement import Offer, common_form
 
 RNG = np.random.default_rng(0)
@@ -43,6 +46,22 @@ def test_a_channel_that_float32_makes_one_number() -> None:
         idl.data.from_arrays(x_R, np.arange(40) % 2)
     x_R[:, 1] -= 1.7e9
     assert idl.data.from_arrays(x_R, np.arange(40) % 2).x_R.shape == (40, 2, 30)
+
+
+@pytest.mark.parametrize("value", [0.1, 9.81, 36.6, -0.42421296, 1.7e9 + 0.3])
+def test_a_constant_channel_is_no_loss(value: float) -> None:
+    for rows in range(20, 60):
+        x_R = RNG.normal(size=(rows, 2, 7))
+        x_R[:, 1] = value
+        assert idl.data.from_arrays(x_R, np.arange(rows) % 2).x_R.shape == (rows, 2, 7)
+
+
+@pytest.mark.parametrize("value", [1000.1, 1004.3])
+def test_flat_windows_are_predicted(value: float) -> None:
+    flat = [value + 1e-5 * np.sin(np.arange(30.0)) for _ in range(3)]
+    inputs = Inputs(kind="windows", shape=(1, 30), channels=("t",), mean=(1000.0,), std=(100.0,))
+    x_R = Reader(inputs, "here").encode(Part(pd.DataFrame({"t": flat})))
+    assert x_R.numpy() == pytest.approx(np.stack(flat)[:, None], rel=1e-6)
 
 
 @pytest.mark.parametrize("offset", [1.7e9, 300.0])

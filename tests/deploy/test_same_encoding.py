@@ -17,6 +17,7 @@ import torch
 import idiolect as idl
 from idiolect.core.errors import InputError
 from idiolect.data.custom import streaming
+from idiolect.data.datasets.dataset import Encoding
 from idiolect.data.normalisation import moments
 from idiolect.deploy import predict, samples
 from idiolect.deploy.samples import Reader
@@ -89,9 +90,42 @@ def test_training_joining_and_predicting_read_the_same(
 def test_two_classes_of_one_name_are_named(tmp_path: Path) -> None:
     info = {"info": {"features": {"v": {"_type": "ClassLabel", "names": ["low", "low"]}}}}
     table = pa.table({"v": [0, 1] * 9, "label": [0, 1] * 9})
-    pq.write_table(table.replace_schema_metadata({"huggingface": json.dumps(info)}), tmp_path / "a.parquet")
-    with pytest.raises(InputError, match="column 'v' has two classes of the name 'low': give each its own"):
+    for name in ("a", "b"):
+        more = table if name == "a" else table.append_column("z", pa.array(range(18)))
+        pq.write_table(more.replace_schema_metadata({"huggingface": json.dumps(info)}), tmp_path / f"{name}.parquet")
+    with pytest.raises(InputError, match=r"column 'v' of .* has two classes of the name 'low': give each its own"):
         idl.data.open_data(tmp_path / "a.parquet", target="label")
+    idl.data.open_data(tmp_path / "b.parquet", target="label", drop="v")
+
+
+LINES = """{"id": 1, "z": 1.5, "v": "a", "n": 1, "rest": [1]}
+{"id": "A2", "z": 2, "v": "b", "n": 2.5, "rest": [2, 3]}
+
+{"z": 3, "n": 3, "v": 7}
+{"id": true, "z": 4, "v": "a"}
+"""
+COLUMNS = (Encoding("z"), Encoding("v", "text", ("a", "b")))
+
+
+@pytest.mark.parametrize("rows", [1, 2, 100])
+def test_lines_of_several_kinds(rows: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    (tmp_path / "a.jsonl").write_text(LINES)
+    inputs = Inputs(kind="table", shape=(3,), columns=COLUMNS, mean=(0.0,) * 3, std=(1.0,) * 3)
+    monkeypatch.setattr(samples, "ROWS", rows)
+    parts = [*samples.stream(tmp_path / "a.jsonl", inputs)]
+    assert torch.cat([x_B for x_B, _ in parts]).tolist() == [[1.5, 1, 0], [2, 0, 1], [3, 0, 0], [4, 1, 0]]
+    tables = [pa.table(predict._beside(beside, ())) for _, beside in parts]
+    predict.save(tmp_path / "out.parquet", iter(tables))
+    written = pq.read_table(tmp_path / "out.parquet")
+    assert written.column("id").to_pylist() == ["1", "A2", None, "true"]
+    assert written.column("n").to_pylist() == [1.0, 2.5, 3.0, None]
+    assert written.column("row").to_pylist() == [1, 2, 3, 4]
+
+
+def test_no_lines_are_no_samples(tmp_path: Path) -> None:
+    (tmp_path / "a.jsonl").write_text("\n")
+    inputs = Inputs(kind="table", shape=(3,), columns=COLUMNS, mean=(0.0,) * 3, std=(1.0,) * 3)
+    assert not [*samples.stream(tmp_path / "a.jsonl", inputs)]
 
 
 def test_columns_beside_may_begin_empty(tmp_path: Path) -> None:
@@ -103,7 +137,7 @@ def test_columns_beside_may_begin_empty(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("later", "said"),
     [
-        ({"note": ["a text"], "p": [0.1]}, "column 'note' has other values further down than in the first rows"),
+        ({"note": ["a text"], "p": [0.1]}, "column 'note' has texts further down, and numbers in the first rows"),
         ({"note": [1], "p": [0.1], "more": [2]}, "column 'more' is not in the first of the files"),
     ],
 )

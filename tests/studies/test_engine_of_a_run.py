@@ -9,12 +9,13 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
 from torch import nn
 
 import idiolect as idl
-from idiolect import engines
+from idiolect import engines, report
 from idiolect.core.errors import InputError, Interrupted
 from idiolect.simulation import Job
 
@@ -80,15 +81,43 @@ def test_the_engines_precision_is_said(tmp_path: Path, caplog: pytest.LogCapture
     assert not caplog.records
 
 
-def test_another_rounding_after_a_stop_is_said(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+@pytest.mark.parametrize(
+    ("engine", "said"),
+    [
+        ("sequential", ""),
+        ("processes", ""),
+        (
+            "vectorised:precision=bf16",
+            "was started client by client, and now runs in the vectorised engine with precision=bf16",
+        ),
+    ],
+)
+def test_another_rounding_after_a_stop_is_said(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture, engine: str, said: str
+) -> None:
     with pytest.raises(Interrupted):
         idl.run(STUDY, tmp_path / "run", engine=Stopping())
     with caplog.at_level(logging.WARNING):
-        idl.run(STUDY, tmp_path / "run", resume=True, engine="sequential")
-    assert "was started" not in caplog.text
+        idl.run(STUDY, tmp_path / "run", resume=True, engine=engine)
+    assert said in caplog.text
+    assert bool(said) == ("was started" in caplog.text)
+
+
+def test_a_finished_run_says_nothing_of_another_engine(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    idl.run(STUDY, tmp_path / "run", engine="sequential")
     with caplog.at_level(logging.WARNING):
-        idl.run(STUDY, tmp_path / "run", resume=True, engine="vectorised:precision=bf16")
-    assert "was started client by client, and now runs in the vectorised engine with precision=bf16" in caplog.text
+        idl.run(STUDY, tmp_path / "run", resume=True, engine="vectorised")
+    assert "was started" not in caplog.text
+    (tmp_path / "run" / "engine.json").write_text("[")
+    assert report.read(tmp_path / "run").precision == "float32"
+
+
+def test_an_engine_of_ones_own_needs_no_options(tmp_path: Path) -> None:
+    engine = engines.Sequential()
+    del engine.options
+    idl.run(STUDY, tmp_path / "run", engine=engine, budget=np.float32(100))
+    assert starts(tmp_path / "run")[0]["options"] == {}
+    assert engines.engine("sequential", np.int64(1)).workers == 1  # type: ignore[arg-type]
 
 
 def test_an_engine_is_as_busy_in_its_third_run_as_in_its_first(tmp_path: Path) -> None:

@@ -7,7 +7,7 @@ import math
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from functools import partial
 from pathlib import Path
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import numpy as np
 import pandas as pd
@@ -18,6 +18,7 @@ from torch import Tensor
 
 from idiolect.core import files
 from idiolect.core.errors import InputError
+from idiolect.data.custom.columns import missing
 from idiolect.data.custom.form import Form
 from idiolect.deploy import labels, numbers
 from idiolect.deploy.bundle import Bundle, log_probabilities
@@ -201,7 +202,7 @@ def number_table(value_ND: Tensor, about: About, half_D: Sequence[float] | None,
 
 def _beside(beside: pd.DataFrame, taken: Sequence[str]) -> dict[str, pa.Array]:
     """Rows' numbers, if they have some, and columns of the data, with other names where these are taken."""
-    columns = {str(c): pa.array(beside[c], from_pandas=True) for c in beside}
+    columns = {str(c): _array(beside[c]) for c in beside}
     rows = {ROW: pa.array(beside.index.to_numpy())} if beside.index.name == ROW else {}
     for name in (*taken, *rows):
         if name in columns:
@@ -273,7 +274,7 @@ def _like(table: pa.Table, schema: pa.Schema) -> pa.Table:
         )
     columns = []
     for field in schema:
-        if field.name not in table.column_names:
+        if field.name not in table.column_names or table.column(field.name).null_count == len(table):
             columns.append(pa.nulls(len(table), field.type))
             continue
         column = table.column(field.name)
@@ -281,7 +282,26 @@ def _like(table: pa.Table, schema: pa.Schema) -> pa.Table:
             columns.append(column.cast(field.type))
         except pa.ArrowException:
             raise InputError(
-                f"column {field.name!r} has other values further down than in the first rows ({column.type} and "
-                f"{field.type}): write them alike, or leave the column out"
+                f"column {field.name!r} has {_kind(column.type)} further down, and {_kind(field.type)} in the first "
+                "rows: write them alike, or leave the column out"
             ) from None
     return pa.table(columns, schema=schema)
+
+
+def _kind(type: pa.DataType) -> str:
+    """What is in a column of this type, in words."""
+    if pa.types.is_dictionary(type):
+        return _kind(type.value_type)
+    if pa.types.is_integer(type) or pa.types.is_floating(type) or pa.types.is_decimal(type):
+        return "numbers"
+    return "texts" if pa.types.is_string(type) or pa.types.is_large_string(type) else "other values"
+
+
+def _array(values: pd.Series[Any]) -> pa.Array:
+    """A column of the data; where it has values of several kinds, as texts."""
+    if missing(values).all():
+        return pa.nulls(len(values))
+    try:
+        return pa.array(values, from_pandas=True)
+    except pa.ArrowException:
+        return pa.array(values.map(str, na_action="ignore"), from_pandas=True)

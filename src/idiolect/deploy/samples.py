@@ -102,8 +102,8 @@ def read(
     Raises:
         InputError: there is nothing of the kind, or its columns, labels or images are not what the bundle takes.
     """
-    names = [one.name for one in targets] or list(labels)
-    of_inputs = [c for c in _names(as_is) if c not in names]
+    names, as_is = [one.name for one in targets] or list(labels), _names(as_is)
+    of_inputs = [c for c in as_is if c not in names]
     reader = Reader(inputs, str(where), resize=resize, as_is=of_inputs, form=form, usual=usual)
     task: TaskName | None = "multilabel" if labels else None
     x_N: Tree | None = None
@@ -255,7 +255,9 @@ class Reader:
     def _images(self, pictures: list[EncodedImage]) -> Tensor:
         channels, height, width = self.inputs.shape
         size = (width, height) if self._resize else None
-        x_R = images.read(pictures, size, self.where, keep=self._keep, bits=self.inputs.bits).x_R
+        x_R, bits, own = images.read(pictures, size, self.where, keep=self._keep, bits=self.inputs.bits)
+        if own > bits:
+            self._say(images.brighter(bits))
         if x_R.shape[2:] != (height, width):
             raise InputError(
                 f"{self.where} has images of {x_R.shape[3]}x{x_R.shape[2]} pixels, and this bundle takes "
@@ -286,7 +288,7 @@ class Reader:
         """Windows (N, C, T) in columns of lists."""
         names = self._find([str(c) for c in frame], self.inputs.channels)
         self.names |= {name: name for name in names.values()}
-        x_N = windows(frame, list(names.values()), self.where)
+        x_N = windows(frame, list(names.values()), self.where, training=False)
         if tuple(x_N.shape[1:]) != self.inputs.shape:
             has, takes = ("{} channels and {} time steps".format(*s) for s in (x_N.shape[1:], self.inputs.shape))
             raise InputError(f"{self.where} has windows of {has}, and this bundle takes {takes}: cut them so")

@@ -4,6 +4,7 @@
 
 from __future__ import annotations
 
+import numbers
 import os
 from collections.abc import Callable
 
@@ -51,8 +52,8 @@ def engine(name: str = "auto", workers: int | None = None) -> Engine:
     Raises:
         InputError: unknown name or option, or a number of workers that the engine cannot have.
     """
-    if workers is not None and (not isinstance(workers, int) or isinstance(workers, bool)):
-        raise InputError(f"workers={workers!r} is not a number of workers: give a whole number")
+    if workers is not None:
+        workers = _whole(workers)
     spec = Spec.parse(name)
     if spec.name == "auto":
         if spec.options:
@@ -63,3 +64,9 @@ def engine(name: str = "auto", workers: int | None = None) -> Engine:
         raise InputError(f"unknown engine {spec.name!r}; {nearest(spec.name, ['auto', *ENGINES])}")
     make = ENGINES[spec.name]
     return make(workers, **check(make, spec.options, f"engine {spec.name}"))
+
+
+def _whole(workers: object) -> int:
+    if isinstance(workers, bool) or not isinstance(workers, numbers.Integral):
+        raise InputError(f"workers={workers!r} is not a number of workers: give a whole number")
+    return int(workers)

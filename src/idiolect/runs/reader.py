@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Callable, Collection, Mapping
+from contextlib import suppress
 from dataclasses import dataclass, field, replace
 from functools import cached_property, wraps
 from pathlib import Path
@@ -175,8 +176,10 @@ class Run:
 
     @cached_property
     def precision(self) -> str:
-        """Of the networks' products, as the study says, or the engine: ``float32``, ``bf16``, ``float32 and tf32``."""
-        each = starts(self.folder) if self.folder else []
+        """Of the networks' products, as the study says, or the engine: ``float32``, ``bf16``, ``tf32 and float32``."""
+        each: list[dict[str, Any]] = []
+        with suppress(InputError):  # a broken note
+            each = starts(self.folder) if self.folder else []
         kinds = {str(start["options"].get("precision", self.study["precision"])) for start in each}
         return " and ".join(sorted(kinds, reverse=True)) or str(self.study["precision"])
 

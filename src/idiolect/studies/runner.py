@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+import numbers
 import shlex
 import signal
 import time
@@ -95,7 +96,8 @@ def run(
     if resume and out is None:
         raise InputError(f"resume needs the folder to continue: give {option('out')}")
     federation = study.federation()
-    check_batchnorm(study, federation, executor)
+    if not resume:  # else nothing may be left to train
+        check_batchnorm(study, federation, executor)
     jobs = study.jobs(federation)
     notes = {}
     for use, job in jobs:
@@ -106,8 +108,9 @@ def run(
     result = Result(store.folder, store.study)
     schedule = Schedule(store, executor, tracking, ends)
     before, worked = list(store.diverged), executor.seconds
-    _warn_of_engine(store, executor)
-    if warning := evaluation_warning(study, federation.trained, schedule.backlog([job for _, job in jobs])):
+    if backlog := schedule.backlog([job for _, job in jobs]):
+        _warn_of_engine(store, executor)
+    if warning := evaluation_warning(study, federation.trained, backlog):
         log.warning("%s", warning)
     for name, note in notes.items():
         if note:
@@ -198,7 +201,7 @@ def check_batchnorm(study: Study, federation: FederatedData, engine: Engine) -> 
         raise InputError(ONE_AT_A_TIME)
 
 
-def end_of(budget: float | None) -> float | None:
+def end_of(budget: object) -> float | None:
     """When a budget of so many seconds from now is used up.
 
     Raises:
@@ -206,19 +209,19 @@ def end_of(budget: float | None) -> float | None:
     """
     if budget is None:
         return None
-    if isinstance(budget, bool) or not isinstance(budget, int | float):
+    if isinstance(budget, bool) or not isinstance(budget, numbers.Real):
         raise InputError(f"budget={budget!r} is not a number of seconds: give one")
-    return time.monotonic() + budget
+    return time.monotonic() + float(budget)
 
 
 def spec_of(engine: Engine) -> str:
     """An engine as its name with options."""
-    return str(Spec(name=engine.name, options=engine.options))
+    return str(Spec(name=engine.name, options=_options(engine)))
 
 
 def _warn_of_engine(store: Store[Study], executor: Engine) -> None:
     """Warn if earlier rounds were computed with another rounding than this engine's, or in another precision."""
-    now, known = _rounding(executor.name, executor.options), set[str]()
+    now, known = _rounding(executor.name, _options(executor)), set[str]()
     if store.folder.exists():
         known = {_rounding(start["engine"], start["options"]) for start in starts(store.folder)}
     if others := sorted(known - {now}):
@@ -226,6 +229,10 @@ def _warn_of_engine(store: Store[Study], executor: Engine) -> None:
             "%s was started %s, and now runs %s: numbers differ more from round to round than in a run without a break",
             store.folder, " and ".join(others), now,
         )  # fmt: skip
+
+
+def _options(engine: Engine) -> dict[str, object]:
+    return getattr(engine, "options", {})  # an engine of one's own may have none
 
 
 def _rounding(engine: str, options: Mapping[str, Any]) -> str:
@@ -240,7 +247,7 @@ def _start(executor: Engine, work: float, seconds: float) -> dict[str, Any]:
     """The engine, versions and machine of this start of a run: all that can change a number besides the study."""
     return {
         "engine": executor.name,
-        "options": executor.options,
+        "options": _options(executor),
         "workers": executor.workers,
         "seconds": seconds,
         "busy": work / (executor.workers * seconds),

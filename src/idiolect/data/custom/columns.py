@@ -296,7 +296,7 @@ def as_float32(x_R: NDArray[Any], what: str) -> NDArray[np.float32]:
         value_R, near_R = x_R[:, channel].ravel(), rounded_R[:, channel].ravel()
         finite = np.isfinite(near_R)
         value_R, near_R = value_R[finite].astype(np.float64), near_R[finite]
-        spread = float(value_R.std()) if value_R.size else 0.0
+        spread = float(value_R.std()) if value_R.size and np.ptp(value_R) else 0.0  # that of equal ones may be rounding
         if spread and np.abs(near_R - value_R).max() > 0.01 * spread:
             which = f"channel {channel} (counting from 0) of {what}" if x_R.ndim > 2 else what
             raise InputError(

@@ -65,14 +65,14 @@ def class_names(schema: pa.Schema, path: Path) -> dict[str, list[str]]:
     """The names of classes that ``datasets`` wrote into a parquet file, by column.
 
     Raises:
-        InputError: what it wrote cannot be read, or a name is there twice.
+        InputError: what it wrote cannot be read.
     """
     metadata = (schema.metadata or {}).get(b"huggingface")
     if metadata is None:
         return {}
     try:
         kinds = (json.loads(metadata).get("info") or {}).get("features") or {}
-        by_column = {
+        return {
             column: [str(name) for name in kind["names"]]
             for column, kind in kinds.items()
             if isinstance(kind, dict) and kind.get("_type") == "ClassLabel" and kind.get("names")
@@ -82,8 +82,3 @@ def class_names(schema: pa.Schema, path: Path) -> dict[str, list[str]]:
         raise InputError(
             f"{path}: its metadata 'huggingface' cannot be read ({reason(error)}): write the file again without it"
         ) from error
-    for column, names in by_column.items():
-        if len(set(names)) < len(names):
-            twice = next(name for k, name in enumerate(names) if name in names[:k])
-            raise InputError(f"{path}: column {column!r} has two classes of the name {twice!r}: give each its own")
-    return by_column

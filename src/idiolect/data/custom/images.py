@@ -59,6 +59,8 @@ class Pixels(NamedTuple):
     """(R, C, H, W), uint8."""
     bits: int
     """Of the grey values that became these: 8, or up to 16."""
+    own: int
+    """Of the brightest: if they are more, it became white."""
 
 
 class _Look(NamedTuple):
@@ -98,7 +100,7 @@ def read(
     A camera's orientation is applied, transparent pixels become white, and only the first of several frames is used.
     Grey values of more than 8 bits are scaled by one factor for all images. It follows from ``bits``, and without from
     the number of bits of the brightest pixel, so that images with 12 bits in 16 keep their contrast; brighter ones than
-    ``bits`` allows become white, with a warning. ``resize`` stretches to (W, H),
+    ``bits`` allows become white. ``resize`` stretches to (W, H),
     bilinear with antialiasing. If there are many images, the decoded ones are kept in the cache (if ``keep``), by their
     bytes or by their files' marks (see ``cache.mark``). Nothing large is decoded before all sizes are known.
 
@@ -110,9 +112,10 @@ def read(
     if place and (entry := cache.load(place)):
         with suppress(OSError):
             place.touch()  # used now
-        return Pixels(entry.tensors["x"], int(entry.about["bits"]))
+        return Pixels(entry.tensors["x"], int(entry.about["bits"]), int(entry.about["own"]))
     pixels = _read(images, resize, where, bits)
-    if place and cache.save(place, {"x": pixels.x_R}, {"bits": str(pixels.bits)}) and (entry := cache.load(place)):
+    about = {"bits": str(pixels.bits), "own": str(pixels.own)}
+    if place and cache.save(place, {"x": pixels.x_R}, about) and (entry := cache.load(place)):
         cache.trim(place, "own-", _CACHE_BYTES)
         return pixels._replace(x_R=entry.tensors["x"])  # mapped, to save memory
     return pixels
@@ -137,7 +140,7 @@ def _read(images: Sequence[EncodedImage], resize: tuple[int, int] | None, where:
         warnings.simplefilter("ignore", Image.DecompressionBombWarning)  # the bound here is lower
         looks, x_R = _look_at_all(images, resize, where)
     if x_R is not None:
-        return Pixels(torch.from_numpy(x_R), known or 8)
+        return Pixels(torch.from_numpy(x_R), known or 8, 8)
     size = resize or _one_size(looks, images, where)
     colour = any(look.colour for look in looks)
     if not resize and not all(look.colour == colour for look in looks):
@@ -150,7 +153,12 @@ def _read(images: Sequence[EncodedImage], resize: tuple[int, int] | None, where:
     several = sum(look.frames > 1 for look in looks)
     if several:
         log.warning("%s: %d images have several frames, and only the first is used", where, several)
-    bits = _bits(looks, where, known)
+    own = max(8, max(look.top for look in looks).bit_length())
+    if known == 8 < own:
+        raise InputError(
+            f"{where} has images of {own} bits a pixel, and those of training had 8: save them with 8 bits"
+        )
+    bits = known or own
     if bits > 8:
         log.info("%s: grey values of %d bits are scaled to 8 bits", where, bits)
     image_R = _room(len(images), colour, size, where)
@@ -164,24 +172,13 @@ def _read(images: Sequence[EncodedImage], resize: tuple[int, int] | None, where:
     with ThreadPoolExecutor(cores() if area > _SMALL else 1) as pool:
         for _ in pool.map(fill, range(0, len(images), _STRETCH)):
             pass
-    return Pixels(torch.from_numpy(image_R), bits)
+    return Pixels(torch.from_numpy(image_R), bits, own)
 
 
-def _bits(looks: list[_Look], where: str, known: int | None) -> int:
-    """Of the grey values of all images: those of training, if they are known."""
-    own = max(8, max(look.top for look in looks).bit_length())
-    if known == 8 < own:
-        raise InputError(
-            f"{where} has images of {own} bits a pixel, and those of training had 8: save them with 8 bits"
-        )
-    if known and own > known:
-        log.warning(
-            "%s has grey values of %d bits, and those of training had %d: what is brighter becomes white",
-            where,
-            own,
-            known,
-        )
-    return known or own
+def brighter(known: int) -> str:
+    """What is said of images of more bits than those of training."""
+    what = f"some images have more than {known} bits a pixel, and those of training had not"
+    return f"{what}: what is brighter becomes white"
 
 
 def _look_at_all(

@@ -6,10 +6,13 @@ import logging
 import re
 import unicodedata
 from collections.abc import Collection, Iterable, Sequence
+from typing import Any
 
 import numpy as np
+import pandas as pd
 from numpy.typing import NDArray
 
+from idiolect.core.errors import InputError
 from idiolect.data.custom.columns import NUMBER, listed
 from idiolect.data.custom.numbers import MISSING
 
@@ -57,6 +60,24 @@ def look(what: str, kind: str, code_R: NDArray[np.int64], names: Sequence[str]) 
             "%s: %r, in %d rows, is taken as the name of a %s: leave the cells empty if the value is missing there",
             what, name, int((code_R == names.index(name)).sum()), kind,
         )  # fmt: skip
+
+
+def named(code_R: pd.Series[Any], names: Sequence[str], what: str) -> Any:
+    """Numbers of classes as their names; a missing or negative one has none.
+
+    Raises:
+        InputError: two classes have one name, or a number has none.
+    """
+    if len(set(names)) < len(names):
+        twice = next(name for k, name in enumerate(names) if name in names[:k])
+        raise InputError(f"{what} has two classes of the name {twice!r}: give each its own")
+    whole_R = code_R.fillna(-1).clip(lower=-1).astype(int)
+    if whole_R.max() >= len(names):
+        raise InputError(
+            f"{what} contains a number that is too large: its {len(names)} class names are for 0 to {len(names) - 1}; "
+            "correct the numbers, or name every class"
+        )
+    return pd.Categorical.from_codes(whole_R, pd.Index(names))
 
 
 def look_at_answers(what: str, names: Collection[str]) -> None:

@@ -32,7 +32,7 @@ from idiolect.data.custom.form import Form, form_of
 from idiolect.data.custom.identifiers import look_at_numbers, look_at_zeros, suspects
 from idiolect.data.custom.images import EncodedImage
 from idiolect.data.custom.inside import Within
-from idiolect.data.custom.names import look
+from idiolect.data.custom.names import look, named
 from idiolect.data.custom.questions import answered
 from idiolect.data.custom.splits import choose_splits
 from idiolect.data.custom.target import target_of
@@ -240,13 +240,7 @@ def from_arrow(
     for name in frame:
         classes = class_names.get(str(name))
         if classes and name not in drop:
-            code_R = frame[name].fillna(-1).clip(lower=-1).astype(int)
-            if code_R.max() >= len(classes):
-                raise InputError(
-                    f"column {name!r} of {where} contains a number that is too large: its {len(classes)} class names "
-                    f"are for 0 to {len(classes) - 1}; correct the numbers, or name every class"
-                )
-            frame[name] = pd.Categorical.from_codes(code_R, pd.Index(classes))
+            frame[name] = named(frame[name], classes, f"column {name!r} of {where}")
     return Part(_with_names(frame.drop(columns=[c for c in frame if str(c).startswith("__index_level_")])), pictures)
 
 
@@ -310,7 +304,7 @@ def assemble(
         encodings = tables.fit_table(frame[beside], name, further)
         x_R = tables.encode(encodings, frame)
     else:
-        x_R, bits = images.read(pictures, size, name)
+        x_R, bits, _ = images.read(pictures, size, name)
     return Source(
         name=name,
         x_R=x_R,

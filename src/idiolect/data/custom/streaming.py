@@ -1,15 +1,17 @@
-"""A table or a folder of images, some samples at a time, so that its size does not matter; JSON is read whole."""
+"""A table or a folder of images, some samples at a time, so that its size does not matter."""
 
 from __future__ import annotations
 
 import codecs
 import io
+import json
 import re
 from collections import deque
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import ExitStack, suppress
 from functools import partial
+from itertools import islice
 from pathlib import Path
 from typing import Any, BinaryIO
 
@@ -141,9 +143,9 @@ def _some(path: Path, size: int, roles: Roles, numbers: Callable[[str], bool]) -
             pictures = [EncodedImage(str(file), file) for file in files[start : start + size]]
             yield Part(pd.DataFrame(index=range(len(pictures))), pictures)
     elif path.suffix.lower() == ".parquet":
-        yield from _parquet(path, size, within)
+        yield from _parquet(path, size, within, roles)
     elif path.suffix.lower() == ".jsonl":
-        yield from _lines(path, size)
+        yield from _lines(path, size, roles)
     elif path.suffix.lower() in TEXT_FILES:
         yield from _csv(path, roles, numbers)
     else:
@@ -178,20 +180,50 @@ def _file(path: Path, within: Within, form: Form) -> Part:
     raise InputError(f"{path} is not a table that idiolect reads: give one of {', '.join(TABLES)}")
 
 
-def _parquet(path: Path, size: int, within: Within) -> Iterator[Part]:
+def _parquet(path: Path, size: int, within: Within, roles: Roles) -> Iterator[Part]:
     try:
         file = open_parquet(path)
-        names = class_names(file.schema_arrow, path)
+        wanted = roles.feature_columns(file.schema_arrow.names)
+        names = {name: of for name, of in class_names(file.schema_arrow, path).items() if name in wanted}
         for batch in parquet_batches(file, size):
             yield from_arrow(pa.Table.from_batches([batch]), names, str(path), within=within)
     except (pa.ArrowException, OSError) as error:
         raise InputError(f"{path} cannot be read as parquet ({reason(error)}): write the file again") from None
 
 
-def _lines(path: Path, size: int) -> Iterator[Part]:
-    frame = jsonl(path)  # a part alone would not say which columns there are, and of what kind
-    for start in range(0, len(frame), size):
-        yield Part(frame.iloc[start : start + size].reset_index(drop=True))
+def _lines(path: Path, size: int, roles: Roles) -> Iterator[Part]:
+    """JSON objects. All are looked at first: some alone do not say which keys there are, and of what kind."""
+    kinds: dict[str, set[type]] = {}
+    for rows in _objects(path, size):
+        for row in rows:
+            for name, value in row.items():
+                kinds.setdefault(name, set()).add(type(value))
+    features = roles.feature_columns([*kinds])
+    is_mixed = {name: len(of - {type(None)}) > 1 for name, of in kinds.items() if name not in features}
+    for rows in _objects(path, size):
+        frame = pd.DataFrame(rows, columns=[*kinds])
+        for name in (name for name, mixed in is_mixed.items() if mixed):
+            is_numbers = kinds[name] <= {int, float, type(None)}
+            frame[name] = frame[name].astype(float) if is_numbers else frame[name].map(_as_text, na_action="ignore")
+        yield Part(frame)
+
+
+def _objects(path: Path, size: int) -> Iterator[list[dict[str, Any]]]:
+    wrong = f"{path} is not a table: write one JSON object per line"
+    with path.open("rb") as file:
+        while lines := list(islice(file, size)):
+            try:
+                rows = [json.loads(line) for line in lines if line.strip()]
+            except (ValueError, RecursionError):
+                raise InputError(wrong) from None
+            if not all(isinstance(row, dict) for row in rows):
+                raise InputError(wrong)
+            if rows:
+                yield rows
+
+
+def _as_text(value: object) -> str:
+    return value if isinstance(value, str) else json.dumps(value)
 
 
 def _csv(path: Path, roles: Roles, numbers: Callable[[str], bool]) -> Iterator[Part]:

@@ -22,8 +22,8 @@ def list_columns(frame: pd.DataFrame, columns: Sequence[str]) -> list[str]:
     return [name for name in columns if _is_list(next((v for v in frame[name] if _is_list(v) or not _absent(v)), None))]
 
 
-def windows(frame: pd.DataFrame, columns: Sequence[str], where: str) -> Tensor:
-    """The windows (R, C, T), float32, in columns of lists.
+def windows(frame: pd.DataFrame, columns: Sequence[str], where: str, *, training: bool = True) -> Tensor:
+    """The windows (R, C, T), float32, in columns of lists; in ``training``, float32 must tell their numbers apart.
 
     Each column is a channel, a list of T numbers in each cell; or the only column has in each cell C lists of T.
 
@@ -35,7 +35,7 @@ def windows(frame: pd.DataFrame, columns: Sequence[str], where: str) -> Tensor:
             f"{where} has lists in {listed([c for c in columns if c not in beside], 5)} and single values in "
             f"{listed(beside, 5)}: a sample is either a window or a row of a table, so drop the columns of one kind"
         )
-    channels = [_channel(frame[name], f"column {name!r} of {where}") for name in columns]
+    channels = [_channel(frame[name], f"column {name!r} of {where}", training) for name in columns]
     if len(channels) == 1 and channels[0].ndim == 3:
         return torch.from_numpy(channels[0])
     shapes = {name: one.shape[1:] for name, one in zip(columns, channels, strict=True)}
@@ -51,7 +51,7 @@ def windows(frame: pd.DataFrame, columns: Sequence[str], where: str) -> Tensor:
     return torch.from_numpy(np.stack(channels, axis=1))
 
 
-def _channel(values: pd.Series[Any], what: str) -> NDArray[np.float32]:
+def _channel(values: pd.Series[Any], what: str, training: bool) -> NDArray[np.float32]:
     """The lists of a column, (R, T), or the lists of lists, (R, C, T)."""
     rows = list(values)
     for r, cell in enumerate(rows):
@@ -69,7 +69,8 @@ def _channel(values: pd.Series[Any], what: str) -> NDArray[np.float32]:
             )
     if not 1 <= len(shape) <= 2 or 0 in shape:
         raise InputError(f"{what} has lists of shape {shape}: give lists of numbers, or lists of channels x time")
-    x = as_float32(np.stack(arrays), what)
+    with np.errstate(over="ignore"):
+        x = as_float32(np.stack(arrays), what) if training else np.stack(arrays).astype(np.float32)
     if not np.isfinite(x).all():
         row = int(np.argwhere(~np.isfinite(x))[0, 0])
         raise InputError(f"{what} has a number that is missing or not finite in row {row}, counting from 0: fill it in")

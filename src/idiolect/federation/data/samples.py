@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import logging
 from collections.abc import Collection, Iterator, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -47,6 +48,8 @@ from idiolect.federation.data.division import divide
 from idiolect.federation.data.targets import values_of
 from idiolect.studies import Study
 from idiolect.studies.backbones import encoder_of
+
+log = logging.getLogger(__name__)
 
 # N samples of this site, F features or channels, C classes, D numbers of a target
 
@@ -324,6 +327,8 @@ class SiteFiles:
         """The images of each part, with grey values of so many bits."""
         if not self._read_images or (bits and any(one.bits != bits for one in self._read_images)):
             self._read_images = [images.read(p.pictures or [], None, self.where, bits=bits) for p in self._parts]
+            if (own := max(one.own for one in self._read_images)) > (bits or own):
+                log.warning("%s: %s", self.where, images.brighter(bits or own))
         return self._read_images
 
 
