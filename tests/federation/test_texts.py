@@ -83,7 +83,7 @@ def test_what_a_site_says_of_texts(tmp_path: Path) -> None:
     assert plain(offer) == {
         "kind": "texts", "shape": (40,), "columns": [], "scales": (), "channels": (), "classes": ("bad", "good"),
         "tokens": {"columns": ("say",), "encoder": "words", "most": 40}, "targets": (), "target_scales": (),
-        "labels": False,
+        "labels": False, "bits": None,
     }  # fmt: skip
     json.dumps(plain(offer))
 
