@@ -176,6 +176,7 @@ def one_round(found: Found) -> list[str]:
         "| one round less the best of the others |",
         "| :-- |" + " --: |" * (len(names) + 3),
     ]
+    behind = list[float]()
     for data in dict.fromkeys(where[0] for where in found):
         once, many = found[data, "1"], found[data, "50"]
         values = [mean(many[m]) for m in names]
@@ -183,15 +184,26 @@ def one_round(found: Found) -> list[str]:
         cells = " | ".join(f"**{v:.1f}**" if v == best else f"{v:.1f}" for v in values)
         first = mean(once[OURS])
         lines.append(f"| {data} | {first:.1f} | {mean(many[OURS]):.1f} | {cells} | {first - best:+.1f} |")
-    return lines
+        behind.append(best - first)
+    within = sum(one <= 1 for one in behind)
+    goal = "is reached" if within >= 3 else "is missed"
+    return [*lines, "", f"The goal, at most 1 point behind the best of them on three of four, {goal}: on {within}."]
 
 
 def private(found: Found) -> list[str]:
     """A row for each epsilon."""
     names = list(next(iter(found.values())))
     lines = [f"| epsilon | {' | '.join(methods.get(m).title for m in names)} |", "| :-- |" + " --: |" * len(names)]
+    ahead = list[float]()
     for where, by_method in found.items():
         values = [mean(by_method[m]) for m in names]
         cells = " | ".join("diverged" if np.isnan(v) else f"{v:.1f}" for v in values)
         lines.append(f"| {where[0]} | {cells} |")
-    return lines
+        ahead.append(mean(by_method[OURS]) - mean(by_method["fedavg_ft"]))
+    none = "None diverges" if "diverged" not in "".join(lines) else "Some diverge"
+    goal = (
+        "is reached"
+        if min(ahead) >= 0
+        else f"is missed: the differences are {', '.join(f'{a:+.1f}' for a in ahead)} points"
+    )
+    return [*lines, "", f"{none}. The goal, not below FedAvg-FT, {goal}."]

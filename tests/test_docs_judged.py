@@ -80,12 +80,19 @@ def test_one_round_is_compared_with_the_best_after_fifty() -> None:
         ("news", "1"): {"fedshrink": {0: result(90)}},
         ("news", "50"): {m: {0: result(v)} for m, v in {"fedshrink": 93, "local": 80, "fedpac": 92}.items()},
     }
-    assert judged.one_round(cells)[2:] == ["| news | 90.0 | 93.0 | 80.0 | **92.0** | -2.0 |"]
+    row, _, goal = judged.one_round(cells)[2:]
+    assert row == "| news | 90.0 | 93.0 | 80.0 | **92.0** | -2.0 |"
+    assert goal.endswith("on three of four, is missed: on 0.")
+    for n in range(3):
+        cells |= {(f"{n}", "1"): {"fedshrink": {0: result(91)}}, (f"{n}", "50"): cells["news", "50"]}
+    assert judged.one_round(cells)[-1].endswith("on three of four, is reached: on 3.")
 
 
 def test_what_diverged_under_privacy_is_said() -> None:
-    cells = {("1",): {"fedlda": {0: result(None)}, "fedshrink": {0: result(80)}}}
-    assert judged.private(cells)[2:] == ["| 1 | diverged | 80.0 |"]
+    cells = {("1",): {"fedavg_ft": {0: result(81)}, "fedlda": {0: result(None)}, "fedshrink": {0: result(80)}}}
+    row, _, goal = judged.private(cells)[2:]
+    assert row == "| 1 | 81.0 | diverged | 80.0 |"
+    assert goal == "Some diverge. The goal, not below FedAvg-FT, is missed: the differences are -1.0 points."
 
 
 def test_nothing_is_shown_before_all_numbers_are_there(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -95,4 +102,6 @@ def test_nothing_is_shown_before_all_numbers_are_there(monkeypatch: pytest.Monke
     (line,) = judged.section(["own/private"], judged.private)
     assert line.startswith(f"{2 * numbers} numbers are missing.")
     seeds.update({1: result(70), 2: result(70)})
-    assert judged.section(["own/private"], judged.private)[2:] == [f"| {e} |" + " 70.0 |" * 4 for e in (1, 3, 8)]
+    *rows, _, goal = judged.section(["own/private"], judged.private)[2:]
+    assert rows == [f"| {e} |" + " 70.0 |" * 4 for e in (1, 3, 8)]
+    assert goal == "None diverges. The goal, not below FedAvg-FT, is reached."
