@@ -217,7 +217,7 @@ def test_a_first_node_is_waited_for_longer(monkeypatch: pytest.MonkeyPatch) -> N
 def _host() -> Host:
     host = Host([])
     rest = messages.pack(replace(DATA, x_R=DATA.x_R[:0]))
-    host.start("sequential", 1, DATA.x_R.numpy(), rest, "torch.float32")
+    host.start("sequential", 1, DATA.x_R.numpy(), rest, torch.float32)
     return host
 
 

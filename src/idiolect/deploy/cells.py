@@ -28,10 +28,12 @@ def as_coded(encoding: Encoding, values: pd.Series[Any]) -> pd.Series[Any]:
 
     Where a text comes from decides how a code was read: a number of a table with other numbers, or a text.
     """
-    if not has_codes(encoding) or pd.api.types.infer_dtype(values.astype(object), skipna=True) != "string":
+    if not has_codes(encoding):
         return values
-    gone_R = missing(values)
-    codes_R = by_value(_code, values.astype(object).where(~gone_R, ""))
+    objects, gone_R = values.astype(object), missing(values)
+    if pd.api.types.infer_dtype(objects, skipna=True) != "string":
+        return values
+    codes_R = by_value(_code, objects.where(~gone_R, ""))
     return pd.Series(codes_R, values.index, name=values.name).mask(gone_R)
 
 

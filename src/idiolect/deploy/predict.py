@@ -18,7 +18,6 @@ from torch import Tensor
 
 from idiolect.core import files
 from idiolect.core.errors import InputError
-from idiolect.data.custom.columns import missing
 from idiolect.data.custom.form import Form
 from idiolect.deploy import labels, numbers
 from idiolect.deploy.bundle import Bundle, log_probabilities
@@ -299,9 +298,8 @@ def _kind(type: pa.DataType) -> str:
 
 def _array(values: pd.Series[Any]) -> pa.Array:
     """A column of the data; where it has values of several kinds, as texts."""
-    if missing(values).all():
-        return pa.nulls(len(values))
     try:
-        return pa.array(values, from_pandas=True)
+        array = pa.array(values, from_pandas=True)
     except pa.ArrowException:
-        return pa.array(values.map(str, na_action="ignore"), from_pandas=True)
+        array = pa.array(values.map(str, na_action="ignore"), from_pandas=True)
+    return pa.nulls(len(array)) if array.null_count == len(array) else array

@@ -4,9 +4,9 @@
 
 from __future__ import annotations
 
-import numbers
 import os
 from collections.abc import Callable
+from numbers import Integral
 
 from idiolect.core.errors import InputError, nearest
 from idiolect.core.option_spec import Spec, check
@@ -67,6 +67,6 @@ def engine(name: str = "auto", workers: int | None = None) -> Engine:
 
 
 def _whole(workers: object) -> int:
-    if isinstance(workers, bool) or not isinstance(workers, numbers.Integral):
+    if isinstance(workers, bool) or not isinstance(workers, Integral):
         raise InputError(f"workers={workers!r} is not a number of workers: give a whole number")
     return int(workers)

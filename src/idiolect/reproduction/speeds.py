@@ -82,8 +82,8 @@ class Speeds:
         Raises:
             InputError: a backbone cannot be read.
         """
-        use, about = study.methods[0], _learnt_on(study, about)
-        network = [study.model, about["shape"], about["classes"]]
+        use = study.methods[0]
+        network = [study.model, "features" if is_frozen(study) else about["shape"], about["classes"]]
         batches = (study.local_epochs, study.batch_size, study.drop_last, study.augment)
         like = str([use.name, use.options, *network, *batches, study.precision])
         if like not in self._speeds:
@@ -115,6 +115,7 @@ def whole_batches(rows: float, size: int) -> float:
 
 def step(study: Study, about: dict[str, Any]) -> float:
     """Processor seconds of a training step per sample, of a study's network: of a batch, or of fewer samples."""
+    about = _learnt_on(study, about)
     task = study.task_of(_made_up(about, study.batch_size, 0))
     shape, classes = tuple(about["shape"]), int(about["classes"])
     stored = torch.uint8 if about.get("images", True) else torch.float32
@@ -161,7 +162,7 @@ def _made_up(about: dict[str, Any], trained: int, tested: int) -> FederatedData:
 def measurement(study: Study, about: dict[str, Any]) -> Speed:
     """The time of a round and of an evaluation on synthetic samples, in whole batches as most of a client's are."""
     rows = int(whole_batches(_ROWS, study.batch_size))
-    made_up = _made_up(about, rows, _TEST_ROWS)
+    made_up = _made_up(_learnt_on(study, about), rows, _TEST_ROWS)
     use = study.methods[0]
     runner = ClientRunner(
         Job(use.label, partial(methods.build, use.name, use.options, study.task_of(made_up)), made_up, 0)

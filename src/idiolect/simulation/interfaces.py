@@ -58,7 +58,7 @@ class Engine(typing.Protocol):
     seconds: float
     """Seconds of work for all jobs so far, summed over the workers."""
     options: dict[str, object]
-    """What was asked of it that can change a number, by the names of its options."""
+    """What was asked of it, by the names of its options; those that are as usual may be left out."""
 
     def __enter__(self) -> Self:
         """Start what the engine needs."""

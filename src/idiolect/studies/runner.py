@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 import logging
-import numbers
 import shlex
 import signal
 import time
 from collections.abc import Mapping, Sequence
 from contextlib import closing, suppress
+from numbers import Real
 from pathlib import Path
 from typing import Any
 
@@ -209,7 +209,7 @@ def end_of(budget: object) -> float | None:
     """
     if budget is None:
         return None
-    if isinstance(budget, bool) or not isinstance(budget, numbers.Real):
+    if isinstance(budget, bool) or not isinstance(budget, Real):
         raise InputError(f"budget={budget!r} is not a number of seconds: give one")
     return time.monotonic() + float(budget)
 

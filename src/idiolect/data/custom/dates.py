@@ -32,7 +32,7 @@ _DAYS = (
 )  # fmt: skip
 _CLOCKS = ("%H:%M", "%H:%M:%S", "%H:%M:%S.%f", "%I:%M %p", "%I:%M:%S %p", "%I %p")
 _STAMPS = {8: "%Y%m%d", 12: "%Y%m%d%H%M", 14: "%Y%m%d%H%M%S"}  # by their digits
-_DIGITS = r"\d{8}|\d{12}|\d{14}"
+_STAMP = "|".join(rf"\d{{{digits}}}" for digits in _STAMPS)
 _ISO = r"\d{4}-\d{2}-\d{2}(?:[T ]\d{2}:\d{2}.*)?"
 _TRIED = 20  # texts by which most formats are ruled out
 
@@ -192,7 +192,7 @@ def _parts_of(values: pd.Series[Any], name: str, alone: bool) -> dict[str, NDArr
         if (instants.isna().to_numpy() & ~gone_R).any():  # as in versions of pandas that end in 2262
             raise _too_far(name)
         return _of_instants(instants.dt.tz_localize(None))
-    if kind in _TEXTS and alone and values[~gone_R].astype(str).str.strip().str.fullmatch(_DIGITS).all():
+    if kind in _TEXTS and alone and values[~gone_R].astype(str).str.strip().str.fullmatch(_STAMP).all():
         values = pd.to_numeric(values.astype(object).where(~gone_R))
         kind = "integer"
     if kind in ("integer", "floating", "mixed-integer-float"):

@@ -100,9 +100,9 @@ def read(
     A camera's orientation is applied, transparent pixels become white, and only the first of several frames is used.
     Grey values of more than 8 bits are scaled by one factor for all images. It follows from ``bits``, and without from
     the number of bits of the brightest pixel, so that images with 12 bits in 16 keep their contrast; brighter ones than
-    ``bits`` allows become white. ``resize`` stretches to (W, H),
-    bilinear with antialiasing. If there are many images, the decoded ones are kept in the cache (if ``keep``), by their
-    bytes or by their files' marks (see ``cache.mark``). Nothing large is decoded before all sizes are known.
+    ``bits`` allows become white. ``resize`` stretches to (W, H), bilinear with antialiasing. If there are many images,
+    the decoded ones are kept in the cache (if ``keep``), by their bytes or by their files' marks (see ``cache.mark``).
+    Nothing large is decoded before all sizes are known.
 
     Raises:
         InputError: an image cannot be read, one image or all together are too large, images have more than 8 bits and

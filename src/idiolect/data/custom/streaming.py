@@ -199,10 +199,10 @@ def _lines(path: Path, size: int, roles: Roles) -> Iterator[Part]:
             for name, value in row.items():
                 kinds.setdefault(name, set()).add(type(value))
     features = roles.feature_columns([*kinds])
-    is_mixed = {name: len(of - {type(None)}) > 1 for name, of in kinds.items() if name not in features}
+    mixed = [name for name, of in kinds.items() if name not in features and len(of - {type(None)}) > 1]
     for rows in _objects(path, size):
         frame = pd.DataFrame(rows, columns=[*kinds])
-        for name in (name for name, mixed in is_mixed.items() if mixed):
+        for name in mixed:
             is_numbers = kinds[name] <= {int, float, type(None)}
             frame[name] = frame[name].astype(float) if is_numbers else frame[name].map(_as_text, na_action="ignore")
         yield Part(frame)

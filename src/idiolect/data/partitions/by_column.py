@@ -13,7 +13,7 @@ from idiolect.core.option_spec import Spec, check
 from idiolect.data.datasets.dataset import Column, Source
 from idiolect.data.partitions.allocation import Rows, Split, deal, train_test_split, whole
 from idiolect.data.partitions.option_types import Fraction, Least, Size
-from idiolect.data.partitions.registry import BY_CLASS, PARTITIONS
+from idiolect.data.partitions.registry import PARTITIONS, check_target
 
 # R samples, V values of a column
 
@@ -132,11 +132,7 @@ def domains(
     spec = Spec.parse(inside)
     if spec.name not in PARTITIONS:
         raise InputError(f"partition domains: unknown inside={spec.name!r}; {nearest(spec.name, PARTITIONS)}")
-    if source.targets is not None and spec.name in BY_CLASS:
-        raise InputError(
-            f"partition domains: inside={spec.name} divides classes, and this target is {source.targets.what}: take "
-            "inside=iid"
-        )
+    check_target(source, spec.name, f"domains: inside={spec.name}", "inside=iid")
     divide = PARTITIONS[spec.name]
     options = check(divide, spec.options, f"partition domains: inside {spec.name}")
     each, rest = divmod(clients, len(by.names))

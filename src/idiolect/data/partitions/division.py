@@ -20,7 +20,7 @@ from idiolect.data.partitions import flower
 from idiolect.data.partitions.allocation import Rows, Split, shares_of_classes
 from idiolect.data.partitions.apart import Splitting, divide_apart
 from idiolect.data.partitions.flower import Partitioner
-from idiolect.data.partitions.registry import BY_CLASS, PARTITIONS
+from idiolect.data.partitions.registry import PARTITIONS, check_target
 from idiolect.data.partitions.sizes import draw_sizes
 
 log = logging.getLogger(__name__)
@@ -85,11 +85,7 @@ def divide(
             partitioner, more = flower.made(function, options, clients or USUAL_CLIENTS)
             split = flower.from_flower(partitioner, source, clients, rng, **more)
         else:
-            if source.targets is not None and name in BY_CLASS:
-                raise InputError(
-                    f"partition {name} divides classes, and this target is {source.targets.what}: take iid, or "
-                    f"natural with {option('client_column')}"
-                )
+            check_target(source, name, name, f"iid, or natural with {option('client_column')}")
             count = clients or (None if follows_a_column(partition) else USUAL_CLIENTS)
             if sizes and count and "sizes_K" in inspect.signature(function).parameters:
                 sizes_K = draw_sizes(sizes, count, draw)

@@ -14,8 +14,18 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
+from idiolect.core.errors import InputError
+from idiolect.data.datasets.dataset import Source
 from idiolect.data.partitions.allocation import Split
 
 PARTITIONS: dict[str, Callable[..., Split]] = {}
 BY_CLASS: set[str] = set()
 """Those that choose how many samples of each class a client has."""
+
+
+def check_target(source: Source, name: str, partition: str, take: str) -> None:
+    """Raise InputError if a partition by class is to divide numbers or several labels; ``take`` says what to take."""
+    if source.targets is not None and name in BY_CLASS:
+        raise InputError(
+            f"partition {partition} divides classes, and this target is {source.targets.what}: take {take}"
+        )

@@ -249,7 +249,7 @@ class _Pool:
             for _ in range(workers):
                 self._workers.append(Worker(file.fileno()))
             none = replace(data, x_R=tree.rows(data.x_R, slice(0)), file=None)
-            start = serialization.pack(("start", none, data.samples, str(torch.get_default_dtype())))
+            start = serialization.pack(("start", none, data.samples, torch.get_default_dtype()))
             for worker in self._workers:
                 worker.send("at the start", start)
             for worker in self._workers:

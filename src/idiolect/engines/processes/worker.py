@@ -51,12 +51,12 @@ class Worker:
                 f"{what}: put the method in a module that can be imported, or use the sequential engine"
             ), None
 
-    def start(self, data: FederatedData, rows: int, dtype: str) -> bool:
+    def start(self, data: FederatedData, rows: int, dtype: torch.dtype) -> bool:
         """Map the samples that the engine stored; ``data`` comes with empty tensors of their kind and shape.
 
         ``dtype`` is the caller's: of new tensors of torch.
         """
-        torch.set_default_dtype(getattr(torch, dtype.removeprefix("torch.")))
+        torch.set_default_dtype(dtype)
         self.data = replace(data, x_R=shared_memory.mapped(self._rows, data.x_R, rows))
         return True
 

@@ -69,6 +69,7 @@ class Ray:
         self.failures: list[NodeFailure] = []
         self._worker_limit, self._address, self._inner = workers, address, inner
         self.options: dict[str, object] = {} if inner == "processes" else {"inner": inner}
+        self.options |= {} if address is None else {"address": address}
         self._nodes: dict[str, Node] = {}
         self._refusals: dict[str, str] = {}
         self._retry_at: dict[str, float] = {}
@@ -205,7 +206,7 @@ class Ray:
                 )
                 .remote([p or os.getcwd() for p in sys.path])
             )  # fmt: skip
-            starting = actor.start.remote(inner, workers, rows, rest, str(torch.get_default_dtype()))
+            starting = actor.start.remote(inner, workers, rows, rest, torch.get_default_dtype())
             self._nodes[one["NodeID"]] = Node(
                 self._node_count, one["NodeID"], name_of(one), workers, _INNER[inner], actor, starting, first, until
             )

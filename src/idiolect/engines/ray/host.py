@@ -60,12 +60,12 @@ class Host:
         self._states: dict[tuple[int, int], tuple[int, Tree]] = {}
         self._bytes = 0
 
-    def start(self, inner: str, workers: int, rows: Any, rest: NDArray[np.uint8], dtype: str) -> str:
+    def start(self, inner: str, workers: int, rows: Any, rest: NDArray[np.uint8], dtype: torch.dtype) -> str:
         """Copy the samples from Ray's store into a file that workers map; return the versions of this node.
 
         ``dtype`` is the caller's: of new tensors of torch.
         """
-        torch.set_default_dtype(getattr(torch, dtype.removeprefix("torch.")))
+        torch.set_default_dtype(dtype)
         data: FederatedData = unpack(rest)
         x_R, file = shared_memory.shared(data.x_R, len(data.y_R))
         tree.map(lambda own, stored: np.copyto(own.numpy(), stored), x_R, rows)
