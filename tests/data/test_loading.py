@@ -555,7 +555,9 @@ def test_femnist_knows_its_writers(tmp_path):
 
 def test_a_row_without_a_writer_and_files_without_writers(tmp_path):
     make_femnist(tmp_path, ["f0000_14", "f0001_41", None])
-    with pytest.raises(InputError, match=r"row 2 of .*\.parquet has no writer_id: fill it in or drop the row"):
+    with pytest.raises(
+        InputError, match=r"row 2 \(counting from 0\) of .*\.parquet has no writer_id: fill it in or drop the row"
+    ):
         data.load("femnist", tmp_path)
     write(tmp_path / "femnist/train.parquet", [encode(GREY)], [0], label="character")
     with pytest.raises(InputError, match=r"it needs image or img .* and character or label .* and writer_id \(text\)"):

@@ -139,6 +139,12 @@ def test_subgroups_of_numbers_are_quartiles_and_questions_have_two(site: Bundle,
     assert by["age>=65", "no"] == (ages < 65).sum()
 
 
+def test_subgroups_of_numbers_that_are_close_have_names_of_their_own(site: Bundle, tested: pd.DataFrame) -> None:
+    (tested.assign(lot=1000 + np.arange(len(tested)) / 1e4)).to_csv("tested.csv", index=False)
+    groups = validate(site, "tested.csv", target="diagnosis", subgroup_columns=["lot"]).subgroups
+    assert len({group.value for group in groups}) == len(groups) == 4
+
+
 def test_few_cases_hide_what_is_of_cases_alone(site: Bundle, tested: pd.DataFrame) -> None:
     y = (tested["diagnosis"] == "malignant").to_numpy()
     tested["rare"] = np.where(~y | (np.cumsum(y) <= 4), "mostly well", "ill")

@@ -133,5 +133,8 @@ def _quartiles(number_K: NDArray[np.float64]) -> tuple[NDArray[np.int64], list[s
     edges = np.unique(np.quantile(number_K, [0.25, 0.5, 0.75], method="inverted_cdf"))
     edges = edges[edges < value_U[-1]] if edges[0] < value_U[-1] else value_U[-2:-1]
     texts = [number(edge) for edge in edges]
+    digits = 5
+    while len(set(texts)) < len(texts):
+        texts, digits = [number(edge, digits) for edge in edges], digits + 1
     between = [f"above {low} to {high}" for low, high in pairwise(texts)]
     return np.searchsorted(edges, number_K), [f"up to {texts[0]}", *between, f"above {texts[-1]}"]

@@ -120,7 +120,9 @@ def _lists(values: pd.Series[Any], what: str) -> list[set[str]]:
     for row, value in enumerate(values):
         labels = list(value)
         if any(not isinstance(label, str | int | float | np.generic) or label != label for label in labels):
-            raise InputError(f"{what} has a list of other things than texts and numbers in row {row}: correct it")
+            raise InputError(
+                f"{what} has a list of other things than texts and numbers in row {row}, counting from 0: correct it"
+            )
         cells.append({text_of(label) for label in labels} - {""})
     return cells
 

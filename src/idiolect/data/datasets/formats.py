@@ -102,7 +102,7 @@ def _text(values: pa.Array, column: str, path: Path, metadata: dict[bytes, bytes
     """A column as text; the numbers of a class label as the names that the file's metadata gives them."""
     if values.null_count:
         row = int(np.flatnonzero(values.is_null())[0])
-        raise InputError(f"row {row} of {path} has no {column}: fill it in or drop the row")
+        raise InputError(f"row {row} (counting from 0) of {path} has no {column}: fill it in or drop the row")
     try:
         features = json.loads((metadata or {}).get(b"huggingface", b"{}")).get("info", {}).get("features", {})
         class_names = features.get(column, {}).get("names")
