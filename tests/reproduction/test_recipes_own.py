@@ -147,8 +147,13 @@ def test_clients_that_join_are_measured_in_the_same_runs(first: str, joins: str)
     assert one == other
 
 
+def test_new_clients_have_no_stage() -> None:
+    with pytest.raises(ValueError, match="new clients are measured at one stage: leave out stage=received"):
+        recipes.cell({}, {"dataset": "digits", "clients": 4}, "fedavg_ft", stage="received", condition="")
+
+
 def test_clients_that_join_come_as_they_are_or_in_noise() -> None:
     third = recipes.get("own/table3").cells
     met = Counter((c.where["new_clients"], c.condition) for c in third)
-    assert met == {("clean", ""): 288, ("noise", "noise:std=0.3"): 288}
+    assert met == {("clean", ""): 264, ("noise", "noise:std=0.3"): 264}
     assert all(c.condition == "" for c in recipes.get("own/table7").cells if c.study)

@@ -258,8 +258,13 @@ def cell(
 ) -> Cell:
     """A cell that a run of one method measures, or one with a sentence that says why not; ``more`` are its fields.
 
-    FedAvg-FT is also measured before it tunes, which gives FedAvg.
+    FedAvg-FT is also measured before it tunes, which gives FedAvg; but new clients are measured after that alone.
+
+    Raises:
+        ValueError: both a stage and new clients are asked for.
     """
+    if more.get("stage") is not None and more.get("condition") is not None:
+        raise ValueError(f"{where}: new clients are measured at one stage: leave out stage={more['stage']}")
     if isinstance(settings, str):
         return Cell(where, None, published, std, absent=settings, **more)
     if method.partition(":")[0] == "fedavg_ft":
