@@ -28,7 +28,7 @@ from idiolect.federation.flower.site_file import SiteFile
 from idiolect.federation.server.study import study_for
 from idiolect.federation.trust import kits
 from idiolect.federation.trust.policy import Policy
-from idiolect.reproduction import diff, forecast, reproduce
+from idiolect.reproduction import diff, diff_recipe, forecast, reproduce
 from idiolect.tuning import plan as plans
 
 ROOT = Path(__file__).parents[1]
@@ -147,7 +147,7 @@ def test_commands_parse_and_build_their_study(page: Path, place: Path, monkeypat
     monkeypatch.setattr(forecast, "forecast", built)
     monkeypatch.setattr(diff, "compare", built)
     monkeypatch.setattr(diff, "of_run", lambda *given, **how: None)
-    monkeypatch.setattr(diff, "of_recipe", lambda *given, **how: (None, None))
+    monkeypatch.setattr(diff_recipe, "of_recipe", lambda *given, **how: (None, None))
     monkeypatch.setattr(listing, "_LISTS", dict.fromkeys(listing._LISTS, built))
     monkeypatch.setattr(listing, "_named_methods", built)
     for line in commands(page):

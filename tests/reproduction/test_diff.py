@@ -16,8 +16,9 @@ from idiolect import cli
 from idiolect.core.errors import InputError
 from idiolect.core.evaluation_protocol import Protocol
 from idiolect.reproduction import diff, recipes
-from idiolect.reproduction.diff import EFFECTS, Diff, Side, compare, of_recipe, of_run
-from idiolect.reproduction.recipes import Cell, Recipe
+from idiolect.reproduction.diff import EFFECTS, Diff, Side, compare, of_run
+from idiolect.reproduction.diff_recipe import of_recipe
+from idiolect.reproduction.recipes import Cell, Recipe, Tuned
 from idiolect.studies import Study
 from idiolect.studies.runner import run
 
@@ -276,6 +277,57 @@ def test_a_cell_of_another_moment_is_compared_at_it(tmp_path: Path) -> None:
         assert found.numbers[0].b == published
     _, theirs = of_recipe(made, made.cells, of_run(tmp_path / "r"))
     assert theirs.name == "x/table1 (method=fedavg_ft, clients=4)", "the personal model where none is asked for"
+
+
+def test_a_run_of_fedavg_is_compared_with_its_cell_in_a_run_of_another(runs: Path) -> None:
+    made = recipe(protocol="also=received")
+    mine, theirs = of_recipe(made, recipes.select(made, {"method": "fedavg"}), of_run(runs / "a"))
+    found = compare(mine, theirs)
+    assert theirs.name == "x/table1 (method=fedavg, clients=4)"
+    assert found.differences == ()
+    records = _accuracy(runs / "a", "fedavg")
+    (number,) = found.numbers
+    assert number.a == pytest.approx(records[records["round"] == 4].value.mean(), abs=1e-12)
+    assert number.b == 0.6
+
+
+@pytest.mark.parametrize(("lr", "differs"), [(0.01, False), (0.05, False), (0.3, True)])
+@pytest.mark.parametrize("own", [False, True])
+def test_what_a_search_chooses_may_have_each_of_its_values(tmp_path: Path, lr: float, differs: bool, own: bool) -> None:
+    given = {"methods": f"fedavg:lr={lr}"} if own else {"methods": "fedavg", "lr": lr}
+    run(Study(**SETTINGS | given | {"rounds": 1}), tmp_path / "r", engine="sequential")
+    tuned = Tuned({"all": {"lr": (0.01, 0.05)}}, "nowhere", always=True)
+    cell = Cell({"method": "fedavg"}, Study(**SETTINGS | {"methods": "fedavg", "rounds": 1}))
+    tuned = Tuned({"all": {"lr": (0.01, 0.05)}}, "nowhere", always=True)
+    made = Recipe("x/tuned", "Table", "results", (cell,), tuned=tuned)
+    found = compare(*of_recipe(made, made.cells, of_run(tmp_path / "r")))
+    assert [d.what.rpartition(".")[2] for d in found.differences] == ["lr"] * differs
+    said = "lr is chosen by a search among 0.01, 0.05 in x/tuned, and not compared."
+    assert (said in found.remains) is not differs
+
+
+def test_errors_of_numbers_are_no_points(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    rng = np.random.default_rng(0)
+    x = rng.normal(size=60)
+    table = pd.DataFrame({"site": np.arange(60) % 3, "x": x, "y": 3 * x + rng.normal(size=60)})
+    table.to_csv("t.csv", index=False)
+    settings: dict[str, Any] = {
+        "data": "t.csv", "client_column": "site", "target": "y", "task": "regression", "methods": "fedavg", "rounds": 2,
+    }  # fmt: skip
+    for name, lr in (("slow", 0.001), ("fast", 0.05)):
+        run(Study(**settings, lr=lr), Path(name), engine="sequential")
+    code, out, _ = command("slow fast --json", capsys)
+    (number,) = json.loads(out)["numbers"]
+    records = [pd.read_parquet(f"{name}/records.parquet") for name in ("slow", "fast")]
+    errors = [r[(r.metric == "mse") & (r.stage == "personalised") & (r["round"] == 2)].value.mean() for r in records]
+    assert (code, number["by"], number["points"]) == (0, "mse", None)
+    assert [number["a"], number["b"]] == pytest.approx(errors)
+    _, out, _ = command("slow fast", capsys)
+    assert re.search(r"^MSE +slow +fast +change +differs from round", out, re.MULTILINE)
+    assert not re.search("accuracy|points|%", out)
 
 
 def test_no_cell_of_the_method(runs: Path) -> None:

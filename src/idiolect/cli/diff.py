@@ -26,7 +26,7 @@ def diff_command(
 
     Example: idiolect diff runs/digits runs/digits-2
     """
-    from idiolect.reproduction import diff, recipes
+    from idiolect.reproduction import diff, diff_recipe, recipes
 
     mine = diff.of_run(run)
     if Path(other).is_dir() or other not in recipes.names():
@@ -37,7 +37,7 @@ def diff_command(
         theirs = diff.of_run(Path(other))
     else:
         recipe = recipes.get(other)
-        mine, theirs = diff.of_recipe(recipe, recipes.select(recipe, conditions(only)), mine)
+        mine, theirs = diff_recipe.of_recipe(recipe, recipes.select(recipe, conditions(only)), mine)
     differences = diff.compare(mine, theirs)
     if as_json:
         print_json(differences.as_json())

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -12,10 +12,9 @@ from rich import box
 from rich.table import Table
 
 from idiolect import data, models, report
-from idiolect.core.errors import InputError
+from idiolect.core.objectives import ACCURACY, Score
 from idiolect.core.option_spec import Spec, plain
 from idiolect.core.terminal import Text
-from idiolect.reproduction.recipes import Cell, Recipe
 from idiolect.runs.environment import starts
 from idiolect.runs.folder import STUDY_FILE
 from idiolect.runs.store import settings_of_numbers, text_of
@@ -107,21 +106,28 @@ class Difference(NamedTuple):
 
 
 class Gap(NamedTuple):
-    """A method's accuracy (0..1) on both sides, each with its own protocol; None if there is none."""
+    """A method's number on both sides, each with its own protocol; None if there is none."""
 
     method: str
+    by: Score
+    """What the number is."""
     a: float | None
     b: float | None
     round_a: int | None
     """The round that counts; of several seeds the last."""
     round_b: int | None
     first: int | None
-    """The first round, evaluated on both sides with the same seed, in which the mean accuracy over clients differs."""
+    """The first round, evaluated on both sides with the same seed, in which the mean over clients differs."""
+
+    @property
+    def change(self) -> float | None:
+        """``b`` minus ``a``, in points or in the unit of the number."""
+        return None if self.a is None or self.b is None else self.by.factor * (self.b - self.a)
 
     @property
     def points(self) -> float | None:
-        """``b`` minus ``a``, in points."""
-        return None if self.a is None or self.b is None else 100 * (self.b - self.a)
+        """The same; None of what is no share."""
+        return self.change if self.by.is_share else None
 
 
 @dataclass(frozen=True)
@@ -134,6 +140,7 @@ class Side:
         run: its records; None for a recipe.
         ran: engine, machine and versions of each start of the run.
         published: accuracy (0..1) that a paper prints.
+        remarks: sentences on what is not compared.
     """
 
     name: str
@@ -141,6 +148,12 @@ class Side:
     run: report.Run | None = None
     ran: Sequence[Mapping[str, Any]] = ()
     published: float | None = None
+    remarks: tuple[str, ...] = ()
+
+    @property
+    def by(self) -> Score:
+        """What its numbers are; those of papers are accuracies."""
+        return ACCURACY if self.run is None else self.run.score
 
 
 @dataclass(frozen=True)
@@ -170,7 +183,7 @@ class Diff:
             "said": str(self),
             "differences": [d._asdict() for d in self.differences],
             "remains": list(self.remains),
-            "numbers": [n._asdict() | {"points": n.points} for n in self.numbers],
+            "numbers": [n._asdict() | {"by": n.by.metric, "points": n.points} for n in self.numbers],
         }
 
 
@@ -184,32 +197,6 @@ def of_run(folder: Path) -> Side:
     return Side(str(folder), Study.look(folder / STUDY_FILE), run, starts(folder))
 
 
-def of_recipe(recipe: Recipe, cells: Sequence[Cell], run: Side) -> tuple[Side, Side]:
-    """A run, read like a cell of a recipe, and the cell of its methods that is most similar to the run.
-
-    Raises:
-        InputError: no cell has one of the run's methods.
-    """
-    names = {u.name for u in run.study.methods}
-    candidates = [(c, c.study) for c in cells if c.study is not None and c.study.methods[0].name in names]
-    if not candidates:
-        known = dict.fromkeys(c.study.methods[0].name for c in cells if c.study is not None)
-        fix = f"choose a run of {', '.join(known)}" if known else next((c.absent for c in cells if c.absent), "no run")
-        raise InputError(f"{recipe.name} has no cell here that runs {' or '.join(sorted(names))}: {fix}")
-
-    def unlike(pair: tuple[Cell, Study]) -> tuple[int, bool]:
-        return len(compare(replace(run, run=None), Side("", pair[1])).differences), pair[0].stage is not None
-
-    cell, study = min(candidates, key=unlike)
-    where = ", ".join(f"{k}={v}" for k, v in cell.where.items() if v is not None)
-    usual = cell.reads == "accuracy" and cell.condition is None
-    number = cell.published / 100 if usual and isinstance(cell.published, int | float) else None
-    if run.run is not None and cell.stage is not None:
-        protocol = run.study.protocol.model_copy(update={"stage": cell.stage})
-        run = replace(run, run=replace(run.run, study=run.run.study | {"protocol": protocol.model_dump()}))
-    return run, Side(f"{recipe.name} ({where})", study, published=number)
-
-
 def compare(a: Side, b: Side) -> Diff:
     """Two runs, or a run and a cell of a recipe."""
     pairs = _pairs(a.study.methods, b.study.methods)
@@ -217,13 +204,14 @@ def compare(a: Side, b: Side) -> Diff:
     split = _split(a, b, any(d.what.partition(".")[0] in _DATA for d in differences))
     differences += [*split, *_circumstances(a, b)]
     differences.sort(key=lambda d: _rank(d.what))
-    numbers = tuple(_gap(a, b, *pair) for pair in pairs) if a.run is not None else ()
+    numbers = () if a.run is None or a.by != b.by else tuple(_gap(a, b, *pair) for pair in pairs)
     unexplained = not differences and not _same(numbers)
-    return Diff(a.name, b.name, tuple(differences), tuple(_remains(a, b, numbers if unexplained else ())), numbers)
+    remains = (*a.remarks, *b.remarks, *_remains(a, b, numbers if unexplained else ()))
+    return Diff(a.name, b.name, tuple(differences), remains, numbers)
 
 
 def _same(numbers: Sequence[Gap]) -> bool:
-    return bool(numbers) and all(n.points == 0 and n.first is None for n in numbers)
+    return bool(numbers) and all(n.change == 0 and n.first is None for n in numbers)
 
 
 def _rank(what: str) -> int:
@@ -343,7 +331,7 @@ def _remains(a: Side, b: Side, unexplained: Sequence[Gap]) -> Iterator[str]:
 
 def _gap(a: Side, b: Side, mine: Use, theirs: Use) -> Gap:
     (one, round_one), (other, round_other) = _final(a, mine), _final(b, theirs)
-    return Gap(mine.label, one, other, round_one, round_other, _first(a, b, mine, theirs))
+    return Gap(mine.label, a.by, one, other, round_one, round_other, _first(a, b, mine, theirs))
 
 
 def _final(side: Side, use: Use) -> tuple[float | None, int | None]:
@@ -376,18 +364,20 @@ def render(diff: Diff) -> list[Table | Text]:
         lines += [_table(("", diff.a, diff.b, "effect"), [tuple(d) for d in diff.differences]), Text()]
     lines += [Text(sentence) for sentence in diff.remains]
     if diff.numbers:
+        by = diff.numbers[0].by
         rows = [
-            (n.method, _accuracy(n.a, n.round_a), _accuracy(n.b, n.round_b),
-             "-" if n.points is None else f"{n.points:+.2f}", str(n.first or "-"))
+            (n.method, _value(by, n.a, n.round_a), _value(by, n.b, n.round_b),
+             "-" if n.change is None else by.change(n.change), str(n.first or "-"))
             for n in diff.numbers
         ]  # fmt: skip
-        headers = ("accuracy %", diff.a, diff.b, "points", "differs from round")
+        number, change = (f"{by.name} %", "points") if by.is_share else (by.header, "change")
+        headers = (number, diff.a, diff.b, change, "differs from round")
         lines += [*([Text()] if diff.remains else []), _table(headers, rows)]
     return lines
 
 
-def _accuracy(value: float | None, round: int | None) -> str:
-    return "-" if value is None else f"{100 * value:.2f} (round {round})"
+def _value(by: Score, value: float | None, round: int | None) -> str:
+    return "-" if value is None else f"{by.text(value)} (round {round})"
 
 
 def _table(headers: Sequence[str], rows: Sequence[Sequence[str]]) -> Table:

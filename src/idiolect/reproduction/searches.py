@@ -46,7 +46,7 @@ def tuned_recipe(recipe: Recipe) -> Recipe:
     tuned = recipe.tuned
     if isinstance(tuned, str):
         raise InputError(f"{recipe.name} cannot be tuned, because {tuned or _SILENT}: leave out {option('tune', True)}")
-    if not any(_values(tuned, c) for c in recipe.cells):
+    if not any(values_of(tuned, c) for c in recipe.cells):
         of_paper = f"it has no accuracy of a method that its paper tunes ({tuned.place})"
         why = of_paper if any(c.study for c in recipe.cells) else "it trains nothing"
         raise InputError(f"{recipe.name} has nothing to tune, because {why}: leave out {option('tune', True)}")
@@ -78,7 +78,7 @@ def with_searches(recipe: Recipe, cells: Sequence[Cell], trials: int | None = No
     check_sampler(_SAMPLER)
     searched = [with_search(recipe, c, trials) for c in cells]
     if all(c.search is None for c in searched):
-        methods = ", ".join(dict.fromkeys(str(c.where["method"]) for c in recipe.cells if _values(recipe.tuned, c)))
+        methods = ", ".join(dict.fromkeys(str(c.where["method"]) for c in recipe.cells if values_of(recipe.tuned, c)))
         raise InputError(f"none of these cells is tuned by the paper, only those of {methods}: choose one of them")
     return searched
 
@@ -89,7 +89,7 @@ def with_search(recipe: Recipe, c: Cell, trials: int | None = None) -> Cell:
     Raises:
         InputError: there are fewer trials than settings.
     """
-    values = _values(recipe.tuned, c)
+    values = values_of(recipe.tuned, c)
     if c.study is None or not values:
         return c
     every = int(size({name: Values(each) for name, each in values.items()}))
@@ -98,19 +98,22 @@ def with_search(recipe: Recipe, c: Cell, trials: int | None = None) -> Cell:
     return searched
 
 
-def _values(tuned: Tuned | str, c: Cell) -> dict[str, tuple[Any, ...]]:
-    """What the paper tuned of a cell's method, without what makes the cell: a condition of it, or a part left out."""
+def values_of(tuned: Tuned | str, c: Cell) -> dict[str, tuple[Any, ...]]:
+    """What the paper tuned of a cell's method, and the values that it names.
+
+    Not what makes the cell: a condition of it, or a part left out.
+    """
     if isinstance(tuned, str) or c.study is None or c.reads == "minutes":
         return {}
     named = {**tuned.values.get("all", {}), **tuned.values.get(str(c.where.get("method")), {})}
     return {
         name: each
         for name, each in named.items()
-        if name not in c.where and (tuned.always or _now(c.study, name) in each)
+        if name not in c.where and (tuned.always or now(c.study, name) in each)
     }
 
 
-def _now(study: Study, name: str) -> Any:
+def now(study: Study, name: str) -> Any:
     """An option or setting of the method of a cell's study."""
     use = study.methods[0]
     return use.options[name] if name in use.options else getattr(study.of(use), name, None)
@@ -174,7 +177,7 @@ def with_choice(c: Cell, choice: Choice) -> Cell:
     """The cell with what was chosen; if that is what the paper prints, with the study that it had."""
     assert c.study is not None
     study = c.study
-    if changes := {name: value for name, value in choice.values.items() if value != _now(study, name)}:
+    if changes := {name: value for name, value in choice.values.items() if value != now(study, name)}:
         use = with_values(study.methods[0], changes)
         label = label_of(use.name, use.options, use.settings)
         study = study.with_methods([use.model_copy(update={"label": label})])
