@@ -153,7 +153,7 @@ def found(recipe: Recipe, source: str) -> dict[str, Found]:
     cells = [c for c in recipe.cells if c.where["source"] == source]
     for cell in searches.with_searches(recipe, cells):
         if content := outcome_files.current(recipe, cell, RESULTS):
-            choice = outcome_files.choice(content)
+            _, choice = outcome_files.with_search(cell, content)
             each = outcome_files.kept_results(recipe, cell, RESULTS)
             if all(s in each for s in SEEDS):
                 kept = {s: each[s] for s in SEEDS if each[s].value is not None}

@@ -389,8 +389,11 @@ def _cannot(recipe: Recipe) -> list[str]:
 
 
 def collect(runs: Path, seeds: Sequence[int]) -> None:
-    """Keep every cell whose runs are done: runs are shared, so those of one table may be another's too."""
-    for recipe in (recipes.get(name) for name in recipes.names()):
+    """Keep every cell whose runs are done: runs are shared, so those of one table may be another's too.
+
+    Not of tables whose cells are all tuned: only the command that searches knows what was chosen.
+    """
+    for recipe in (one for name in recipes.names() if not (one := recipes.get(name)).is_always_tuned):
         for cell in recipe.cells:
             if cell.study is not None:
                 for precision in get_args(Precision):

@@ -221,6 +221,37 @@ def test_fewer_trials_than_values(method: str, trials: int, tmp_path: Path) -> N
     assert found.cell.choice.values in GRIDS[method]
 
 
+def test_fewer_trials_take_the_choice_of_more(tmp_path: Path) -> None:
+    recipe, results = small("fedpac"), tmp_path / "results"
+    (full,) = run(opened(recipe, 3), tmp_path / "runs", seeds=[0, 1])
+    path = outcome_files.keep(recipe, full, results)
+    assert path is not None
+    before = json.loads(path.read_bytes())
+    [cell] = opened(recipe, 2)
+    settled = searches.settled(recipe, cell, tmp_path / "none", results)
+    assert (settled.choice, settled.search and settled.search.trials) == (full.cell.choice, 3)
+    assert sorted(outcome_files.kept_results(recipe, settled, results)) == [0, 1]
+    (again,) = run([settled], tmp_path / "runs")
+    outcome_files.keep(recipe, again, results)
+    after = json.loads(path.read_bytes())
+    assert [after[name] for name in ("tuned", "study")] == [before[name] for name in ("tuned", "study")]
+    assert after["each"].keys() == before["each"].keys()
+    [more] = opened(recipe, None)
+    assert searches.settled(recipe, more, tmp_path / "none", results).is_open
+
+
+def test_a_result_of_no_search_does_not_take_the_place_of_one_of_a_search(tmp_path: Path) -> None:
+    recipe = small("fedavg_ft", tuned=Tuned({"fedavg_ft": {"lr": (SMALL["lr"],)}}, "nowhere", always=True))
+    (full,) = run(opened(recipe), tmp_path / "runs")
+    path = outcome_files.keep(recipe, full, tmp_path / "results")
+    assert path is not None
+    before = path.read_bytes()
+    (plain,) = run(recipe.cells, tmp_path / "runs")
+    with pytest.raises(InputError, match="has what a search chose, and this result is of none"):
+        outcome_files.keep(recipe, plain, tmp_path / "results")
+    assert path.read_bytes() == before
+
+
 def test_more_trials_than_values_are_the_same_search(tmp_path: Path) -> None:
     each = [searches.search_run(opened(small("ditto"), n)[0], tmp_path).folder for n in (None, 3, 50)]
     assert len(set(each)) == 1

@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 from fractions import Fraction
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import optuna
@@ -87,6 +88,28 @@ def test_a_finite_space_is_tried_once_and_nothing_is_one_trial(tmp_path: Path) -
     assert proposals.sizes == {"fedavg": (4, 4), "fedpac": (4, 4), "local": (1,), "ditto": (3,)}
     assert [s["local_epochs"] for s in proposals.batch("ditto", 0)] == [1, 2, 3]
     assert proposals.batch("ditto", 1) == []
+
+
+@pytest.mark.parametrize("sampler", ["tpe", "random"])
+@pytest.mark.parametrize(
+    "space",
+    [
+        {"lr": Choice((0.001, 0.01, 0.02, 0.05, 0.1, 0.2))},
+        {"head_epochs": Interval(1, 6, whole=True)},
+        {"collaboration": Choice((False, True)), "alignment": Choice((0.1, 1.0, 10.0))},
+    ],
+)
+def test_no_trial_is_a_repetition(tmp_path: Path, sampler: str, space: Space) -> None:
+    for count in (3, 4, 5):
+        (folder := tmp_path / f"{count}").mkdir()
+        proposals = Proposals(folder, {"fedpac": space}, count, sampler, 0)
+        every: list[dict[str, Any]] = []
+        for number in range(2):
+            batch = proposals.batch("fedpac", number)
+            every += batch
+            proposals.tell("fedpac", number, [End(s, {4: 1 / len(str(s))}, complete=True) for s in batch])
+        assert len(every) == count
+        assert len({str(s) for s in every}) == count
 
 
 @pytest.mark.parametrize("other", [{"fedavg": {"lr": LR._replace(high=0.2)}}, {"fedavg": {}}, {"scaffold": {"lr": LR}}])

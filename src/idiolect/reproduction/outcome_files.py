@@ -28,13 +28,15 @@ def keep(recipe: Recipe, result: Outcome, folder: Path) -> Path | None:
         The path, or None if there is no number.
 
     Raises:
-        InputError: the file that is there is broken.
+        InputError: the file that is there is broken, or of a search, and the cell is of none.
         RunError: it cannot be written.
     """
     if result.cell.is_open or result.status not in ("matches", "differs", "measured", "diverged"):
         return None
     path = folder / recipe.name / f"{result.cell.slug}.json"
     before = current(recipe, result.cell, folder) or {}
+    if result.cell.search is None and "tuned" in before:
+        raise InputError(f"{path} has what a search chose, and this result is of none: write into another folder")
     others = {k: one for k, one in (_each(before, path) if before else {}).items() if k not in result.each}
     if others:
         result = outcome_of(result.cell, dict(sorted((others | dict(result.each)).items())))
@@ -76,9 +78,11 @@ def _over(c: Cell) -> dict[str, list[Any]]:
     return {} if c.search is None else {name: list(each) for name, each in c.search.values.items()}
 
 
-def choice(content: Mapping[str, Any]) -> Choice:
-    """What was chosen, from the file of a tuned cell (see ``current``)."""
-    return Choice(**{name: content["tuned"][name] for name in Choice._fields})
+def with_search(cell: Cell, content: Mapping[str, Any]) -> tuple[Cell, Choice]:
+    """An open cell with the search that was made, and what it chose, from its file (see ``current``)."""
+    tuned = content["tuned"]
+    search = None if cell.search is None else cell.search._replace(trials=tuned["trials"])
+    return replace(cell, search=search), Choice(**{name: tuned[name] for name in Choice._fields})
 
 
 def in_precision(recipe: Recipe, cell: Cell, folder: Path | None, precision: Precision = "float32") -> Cell:
@@ -115,7 +119,8 @@ def kept_results(recipe: Recipe, cell: Cell, folder: Path) -> dict[int, SeedResu
 def current(recipe: Recipe, cell: Cell, folder: Path) -> dict[str, Any] | None:
     """The file of a cell, if there is one, and of the study that the cell has now, with the defaults of now.
 
-    For a cell whose settings are yet to be chosen it is that of any choice among the same values, in as many trials.
+    For a cell whose settings are yet to be chosen it is that of any choice among the same values, in
+    at least as many trials.
 
     Raises:
         InputError: the file is broken.
@@ -135,9 +140,8 @@ def current(recipe: Recipe, cell: Cell, folder: Path) -> dict[str, Any] | None:
         )
         if cell.search is not None and cell.is_open:
             tuned = content.get("tuned", {})
-            of_search = {name: tuned.get(name) for name in ("over", "trials", "before")}
-            same &= of_search == {"over": over, "trials": cell.search.trials, "before": digest(cell.study)}
-            return content if same else None
+            same &= (tuned.get("over"), tuned.get("before")) == (over, digest(cell.study))
+            return content if same and tuned["trials"] >= cell.search.trials else None
         return content if same and content["hash"] == digest(cell.study) else None
     except (KeyError, TypeError, ValueError, AttributeError) as error:
         raise _error(path, error) from None

@@ -200,7 +200,7 @@ def settled(recipe: Recipe, c: Cell, out: Path, folder: Path | None, *, rounds: 
     if not c.is_open:
         return c
     if folder and (content := outcome_files.current(recipe, c, folder)):
-        return with_choice(c, outcome_files.choice(content))
+        return with_choice(*outcome_files.with_search(c, content))
     with suppress(InputError):  # a broken search is told when the cell runs, so that the others do too
         tuning = search_run(c, out, rounds=rounds).tuning()
         return (tuning and chosen(c, tuning)) or c

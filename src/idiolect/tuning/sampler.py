@@ -24,6 +24,7 @@ if TYPE_CHECKING:
     Sampler = Callable[[int], optuna.samplers.BaseSampler]
 
 STORAGE_FILE = "optuna.db"
+_DRAWS = 1000  # for a setting that was not tried; a range that has one value twice has fewer than its size says
 SAMPLERS = ("tpe", "gp", "random")
 """Of Optuna the tree-structured Parzen estimator and Gaussian processes; random stays with the first half's way."""
 
@@ -50,7 +51,10 @@ def spread(seed: int, space: Space, count: int) -> list[dict[str, Any]]:
     for name, one in space.items():
         draw = keys.generator(seed, "search", name)
         columns[name] = [one.at(u) for u in (draw.permutation(count) + draw.random(count)) / count]
-    return [{name: column[k] for name, column in columns.items()} for k in range(count)]
+    settings: list[dict[str, Any]] = []
+    for k in range(count):
+        settings.append(_fresh({name: column[k] for name, column in columns.items()}, space, settings, seed, "spread"))
+    return settings
 
 
 class Proposals:
@@ -132,7 +136,8 @@ class Proposals:
                 memory = optuna.create_study(direction="maximize", sampler=sampler)
                 memory.add_trials([*before, *(_trial(values, distributions, "RUNNING") for values in proposals)])
                 asked = memory.ask(distributions).params
-                proposals.append({name: _near(one, asked[name]) for name, one in space.items()})
+                values = {name: _near(one, asked[name]) for name, one in space.items()}
+                proposals.append(_fresh(values, space, [*(t.params for t in before), *proposals], self._seed, label))
         return proposals
 
     def tell(self, label: str, number: int, ends: Sequence[End]) -> None:
@@ -231,6 +236,16 @@ def _distribution(one: Range) -> Any:
     if one.whole:
         return distributions.IntDistribution(int(one.low), int(one.high), log=one.log)
     return distributions.FloatDistribution(one.low, one.high, log=one.log)
+
+
+def _fresh(values: dict[str, Any], space: Space, taken: Sequence[Any], seed: int, path: str) -> dict[str, Any]:
+    """The values, or others if they have been taken, which happens where ranges are lists: a trial is no repetition."""
+    draw = keys.generator(seed, "search", path, "fresh", len(taken))
+    for _ in range(_DRAWS):
+        if values not in taken:
+            break
+        values = {name: one.at(u) for (name, one), u in zip(space.items(), draw.random(len(space)), strict=True)}
+    return values
 
 
 def _near(one: Range, value: Any) -> Any:
