@@ -9,6 +9,7 @@ import numpy as np
 import pytest
 
 import idiolect as idl
+from idiolect.tuning.figures import together
 from idiolect.tuning.space import Choice, Interval, grid, parse, size, spaces
 
 STUDY = idl.Study(methods=["fedavg", "fedpac", "fedcr"])
@@ -135,3 +136,25 @@ def test_all_settings_of_a_finite_space() -> None:
     assert size(space) == 6
     assert grid(space) == [{"a": a, "b": b} for a in (1, 2, 3) for b in "xy"]
     assert size(space | {"c": Interval(0, 1)}) == math.inf
+
+
+@pytest.mark.parametrize(
+    ("ranges", "scale"),
+    [
+        (["0.1..10:log", "0.01..1:log"], "log"),
+        (["0.1..10:log", "0..1"], "linear"),
+        (["0.1..1:log", "2..3"], "linear"),
+        (["1..5", "7,9"], "linear"),
+        (["0.1..10:log", "20,30"], "log"),
+        (["0.1..10:log", "sgd,adam"], None),
+        (["0.1..1", "true,false"], None),
+        (["1,2", "3,4"], None),
+    ],
+)
+def test_the_axis_of_a_figure_has_the_values_of_every_method(ranges: list[str], scale: str | None) -> None:
+    each = [parse("x", text) for text in ranges]
+    axis = together(each)
+    assert (axis and ("log" if axis.log else "linear")) == scale
+    if axis:
+        ends = [end for one in each for end in (one.values if isinstance(one, Choice) else (one.low, one.high))]
+        assert (axis.low, axis.high) == (min(ends), max(ends))

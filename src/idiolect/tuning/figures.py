@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
+from math import inf
 from typing import TYPE_CHECKING, Any
 
 from idiolect.core.objectives import Score
 from idiolect.report.figures import Figure
 from idiolect.report.figures.vega_lite import amounts, tooltip
-from idiolect.tuning.space import Interval, Range, said
+from idiolect.tuning.space import Choice, Interval, Range, said
 
 if TYPE_CHECKING:
     from idiolect.tuning.outcome import Tuning
@@ -38,14 +39,26 @@ def figures(tuning: Tuning) -> Iterator[Figure]:
             if t.method == c.method
         ]  # fmt: skip
         if rows:
-            yield _figure(name, ranges[methods[0].method][name], [c.title for c in methods], rows, tuning.by)
+            range = together([ranges[c.method][name] for c in methods])
+            yield _figure(name, range, [c.title for c in methods], rows, tuning.by)
 
 
-def _figure(name: str, range: Range, titles: Sequence[str], rows: list[dict[str, Any]], by: Score) -> Figure:
-    is_numeric = isinstance(range, Interval)
+def together(ranges: Sequence[Range]) -> Interval | None:
+    """An interval that has every value of the ranges; None where they are lists, or have a value that is no number."""
+    intervals = [one for one in ranges if isinstance(one, Interval)]
+    values = [value for one in ranges if isinstance(one, Choice) for value in one.values]
+    if not intervals or any(isinstance(v, bool) or not isinstance(v, int | float) for v in values):
+        return None
+    low, high = min(*values, *(i.low for i in intervals), inf), max(*values, *(i.high for i in intervals), -inf)
+    log = low > 0 and all(i.log for i in intervals)
+    return Interval(low, high, log, all(i.whole for i in intervals) and all(isinstance(v, int) for v in values))
+
+
+def _figure(name: str, range: Interval | None, titles: Sequence[str], rows: list[dict[str, Any]], by: Score) -> Figure:
+    is_numeric = range is not None
     scale: dict[str, Any] = {}
     axis: dict[str, Any] = {"tickCount": 4, "grid": False, "labelOverlap": True}
-    if isinstance(range, Interval):
+    if range is not None:
         axis |= {"format": "d", "tickMinStep": 1} if range.whole else {}
         scale = {"type": "log" if range.log else "linear", "domain": [range.low, range.high], "nice": False}
     x = {
