@@ -178,6 +178,13 @@ def paired(gain_SK: pd.DataFrame) -> tuple[float, float, float]:
     return float(gain_SK.to_numpy().mean()), *interval(gain_SK.to_numpy(), np.ones(gain_SK.shape[1]))
 
 
+def at_end(one: Found) -> bool:
+    """Whether the lowest or the highest of the learning rates was chosen."""
+    assert one.cell.search is not None
+    rates = one.cell.search.values["lr"]
+    return one.choice.values["lr"] in (min(rates), max(rates))
+
+
 def best_of(several: Iterable[Found]) -> Found | None:
     """The best mean, among methods of which no seed diverged."""
     return max((one for one in several if one.whole), key=lambda one: one.sign * one.mean, default=None)
@@ -195,7 +202,7 @@ def table(there: Mapping[str, Found]) -> list[str]:
     ]
     best = best_of(there.values())
     for name, one in there.items():
-        rate = f"{one.choice.values['lr']:g}"
+        rate = f"{one.choice.values['lr']:g}" + (" (end)" if at_end(one) else "")
         if not one.each:
             lines.append(f"| {one.title} | diverged |{' |' * (len(more) + 4)} {rate} |")
             continue
@@ -350,7 +357,8 @@ def page(recipe: Recipe) -> str:
         "  95 % interval (bootstrap over seeds and clients).",
         "- *gain*, *lose*: clients whose number is better, or worse, than with Local by more than the seeds differ",
         "  (Student's t, 95 %, each client by itself: of 100 clients without a difference, about five are counted).",
-        "- *ECE*: expected calibration error, 0 is best. *rate*: the learning rate that was chosen.",
+        "- *ECE*: expected calibration error, 0 is best. *rate*: the learning rate that was chosen; *(end)*: it is",
+        "  the lowest or the highest of those that were tried, and one beyond may be better.",
         "- The sentence under a table is about the best of the other methods, chosen by these very numbers, which",
         "  flatters it.",
         "- *(4 of 5 seeds)*: training with the chosen rate diverged on the others. The numbers are those of the seeds",

@@ -128,6 +128,8 @@ def page(report: Report, tables: Mapping[str, Table]) -> str:
         "\n## Under differential privacy\n",
         "2,000 clients with 24 training samples each, a network of 4,820 weights, client-level privacy.\n",
         *judged.section([judged.PRIVATE], judged.private),
+        "",
+        *judged.rates(),
         "\n## What each part is worth\n",
         f"Six of the cells of the next section. {title} without a part, or with another choice for it: the change in",
         "points, paired by client and seed, with its 95 % interval.\n",
@@ -249,13 +251,21 @@ def fact(name: str) -> Callable[[Mapping[int, SeedResult]], float]:
 worst, calibration = fact("worst_decile"), fact("calibration_error")
 
 
+def lost(each: Sequence[Mapping[int, SeedResult]]) -> str:
+    """In how many cells a method has no number; its mean is then of the others, and compares with no other mean."""
+    count = sum(np.isnan(mean(one)) for one in each)
+    return f" ({count} of {len(each)} diverged)" if count else ""
+
+
 def overall(main: Found) -> str:
     """A row for each method."""
     lines = ["| method | accuracy | calibration error | worst tenth | at least Local's |", "| :-- |" + " --: |" * 4]
     for method, title in titles(main).items():
-        numbers = [np.nanmean([f(m[method]) for m in main.values()]) for f in (mean, calibration, worst)]
+        each = [m[method] for m in main.values()]
+        numbers = [np.nanmean([f(one) for one in each]) for f in (mean, calibration, worst)]
         held = sum(worst(m[method]) >= worst(m["local"]) for m in main.values())
-        lines.append(f"| {title} | {numbers[0]:.1f} | {numbers[1]:.3f} | {numbers[2]:.1f} | {held} of {len(main)} |")
+        value = f"{numbers[0]:.1f}{lost(each)}"
+        lines.append(f"| {title} | {value} | {numbers[1]:.3f} | {numbers[2]:.1f} | {held} of {len(main)} |")
     return "\n".join(lines)
 
 
@@ -282,7 +292,8 @@ def newcomers(new: Found, ours: str) -> str:
     for method, title in titles(new).items():
         cells = []
         for mine in kinds.values():
-            cells.append(f"{np.nanmean([mean(m[method]) for m in mine.values()]):.1f}")
+            each = [m[method] for m in mine.values()]
+            cells.append(f"{np.nanmean([mean(one) for one in each]):.1f}{lost(each)}")
             cells.append("" if method == ours else paired(over_cells(mine, method, ours)))
         lines.append(f"| {title} | {' | '.join(cells)} |")
     return "\n".join(lines)

@@ -71,8 +71,29 @@ def test_a_worst_tenth_below_locals_and_a_calibration_error_above_its_goal_are_n
     cells = found([[72], [72]])
     cells["cell1",]["fedshrink"] = {0: result(72, worst=39, error=0.09)}
     rows = judged.goals(judged.judged(cells))
-    assert "| the worst tenth of the clients at least Local's in every cell | 1 of 2, lowest -1.0 | no |" in rows
+    assert (
+        "| the worst tenth of the clients at least Local's in every cell | 1 of the 2 that have Local, lowest -1.0 | no |"
+        in rows
+    )
     assert "| a calibration error of at most 0.05 | 1 of 2, mean 0.065 | no |" in rows
+
+
+def test_a_cell_in_which_fedshrink_diverged_is_far_below() -> None:
+    cells = found([[72], [72]])
+    cells["cell1",]["fedshrink"] = {0: result(90), 1: result(None)}
+    both = judged.judged(cells)
+    rows = [line.strip("| ").split(" | ") for line in judged.goals(both)[2:]]
+    assert [row[2] for row in rows] == ["no"] * 5
+    assert rows[0][1] == "1 of 2; the best in 1"
+    assert rows[2][1] == "it diverged in 1"
+    assert judged.each(both)[-1] == "| cell1 | diverged | Ditto | | |"
+
+
+def test_a_method_of_which_a_seed_diverged_is_not_the_best() -> None:
+    cells = found([[72]])
+    cells["cell0",]["fedpac"] = {0: result(99), 1: result(None)}
+    (one,) = judged.judged(cells)
+    assert (one.best, one.beyond, one.beyond_four) == ("ditto", 1, 2)
 
 
 def test_one_round_is_compared_with_the_best_after_fifty() -> None:
@@ -93,6 +114,14 @@ def test_what_diverged_under_privacy_is_said() -> None:
     row, _, goal = judged.private(cells)[2:]
     assert row == "| 1 | 81.0 | diverged | 80.0 |"
     assert goal == "Some diverge. The goal, not below FedAvg-FT, is missed: the differences are -1.0 points."
+
+
+@pytest.mark.parametrize(("ours", "said"), [([80.0, None], "80.0 (1 diverged)"), ([90.0, None], "90.0 (1 diverged)")])
+def test_one_seed_that_diverged_is_said_and_reaches_no_goal(ours: list[float | None], said: str) -> None:
+    cells = {("1",): {"fedavg_ft": {0: result(81), 1: result(81)}, "fedshrink": dict(enumerate(map(result, ours)))}}
+    row, _, goal = judged.private(cells)[2:]
+    assert row == f"| 1 | 81.0 | {said} |"
+    assert goal.startswith("Some diverge. The goal, not below FedAvg-FT, is missed")
 
 
 def test_nothing_is_shown_before_all_numbers_are_there(monkeypatch: pytest.MonkeyPatch) -> None:
