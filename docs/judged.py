@@ -62,7 +62,8 @@ def read(names: Sequence[str]) -> tuple[Found, int]:
             recipe = replace(recipe, cells=tuple(searches.with_searches(recipe, recipe.cells)))
         for cell in recipe.cells:
             known = outcome_files.kept_results(recipe, cell, RESULTS)
-            found.setdefault(conditions(cell), {})[str(cell.where["method"])] = known
+            asked = {seed: known[seed] for seed in SEEDS[name] if seed in known}
+            found.setdefault(conditions(cell), {})[str(cell.where["method"])] = asked
             missing += sum(seed not in known for seed in SEEDS[name])
     return found, missing
 

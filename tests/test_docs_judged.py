@@ -71,10 +71,8 @@ def test_a_worst_tenth_below_locals_and_a_calibration_error_above_its_goal_are_n
     cells = found([[72], [72]])
     cells["cell1",]["fedshrink"] = {0: result(72, worst=39, error=0.09)}
     rows = judged.goals(judged.judged(cells))
-    assert (
-        "| the worst tenth of the clients at least Local's in every cell | 1 of the 2 that have Local, lowest -1.0 | no |"
-        in rows
-    )
+    (tenth,) = (row for row in rows if "the worst tenth" in row)
+    assert tenth.endswith(" at least Local's in every cell | 1 of the 2 that have Local, lowest -1.0 | no |")
     assert "| a calibration error of at most 0.05 | 1 of 2, mean 0.065 | no |" in rows
 
 

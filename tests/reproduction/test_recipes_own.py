@@ -147,6 +147,12 @@ def test_clients_that_join_are_measured_in_the_same_runs(first: str, joins: str)
     assert one == other
 
 
+def test_one_round_has_its_cells_where_its_network_is_not_at_hand() -> None:
+    cells = recipes.get("own/one_round").cells
+    assert all(c.study and not c.absent for c in cells)
+    assert {c.study.model.partition(":")[0] for c in cells if c.study} == {"hf", "torch"}
+
+
 def test_new_clients_have_no_stage() -> None:
     with pytest.raises(ValueError, match="new clients are measured at one stage: leave out stage=received"):
         recipes.cell({}, {"dataset": "digits", "clients": 4}, "fedavg_ft", stage="received", condition="")
