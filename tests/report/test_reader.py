@@ -1,12 +1,14 @@
 from __future__ import annotations
 
 import json
+import os
 
 import pandas as pd
 import pytest
 
 from idiolect import report
 from idiolect.core.errors import InputError
+from idiolect.runs.folder import cell_folder
 
 
 def test_reads_what_was_written(make, tmp_path):
@@ -133,4 +135,61 @@ def test_records_without_a_column_or_of_another_type(make, tmp_path):
         report.read(folder)
     records.assign(value="high").to_parquet(folder / "records.parquet")
     with pytest.raises(InputError, match="column of the wrong type"):
+        report.read(folder)
+
+
+def in_cells(folder, labels, seeds):
+    """The records of a run, as its cells have them."""
+    for name in ("records.parquet", "timings.parquet"):
+        whole = pd.read_parquet(folder / name)
+        for label in labels:
+            for seed in seeds:
+                cell = cell_folder(folder, labels, label, seed)
+                cell.mkdir(parents=True, exist_ok=True)
+                whole[(whole.method == label) & (whole.seed == seed)].to_parquet(cell / name, index=False)
+
+
+def by_cell(frame):
+    return frame.sort_values(list(frame.columns)).reset_index(drop=True)
+
+
+@pytest.mark.parametrize("joined", ["nothing", "one method", "the first rounds"])
+def test_a_run_that_goes_on_is_read_from_its_cells(make, tmp_path, joined):
+    made = make(["local", "fedpac"])
+    folder = made.save(tmp_path / "run")
+    whole = report.read(folder)
+    in_cells(folder, ["local", "fedpac"], (0, 1))
+    for name in ("records.parquet", "timings.parquet"):
+        frame = pd.read_parquet(folder / name)
+        (folder / name).unlink()
+        if joined != "nothing":
+            some = frame.method == "local" if joined == "one method" else frame["round"] < 4
+            frame[some].to_parquet(folder / name, index=False)
+            os.utime(folder / name, (1, 1))
+    run = report.read(folder)
+    for mine, expected in ((run.records, whole.records), (run.timings, whole.timings)):
+        pd.testing.assert_frame_equal(by_cell(mine), by_cell(expected))
+
+
+def test_a_cell_that_is_being_written_counts_to_its_last_time(make, tmp_path):
+    made = make(["local"], seeds=(0,), rounds=5)
+    folder = made.save(tmp_path / "run")
+    in_cells(folder, ["local"], (0,))
+    timings = cell_folder(folder, ["local"], "local", 0) / "timings.parquet"
+    frame = pd.read_parquet(timings)
+    frame[frame["round"] < 4].to_parquet(timings, index=False)
+    for name in ("records.parquet", "timings.parquet"):
+        (folder / name).unlink()
+    run = report.read(folder)
+    assert run.records["round"].max() == run.timings["round"].max() == 3
+
+
+def test_a_run_without_a_finished_round_says_so(make, tmp_path):
+    folder = make().save(tmp_path / "run")
+    for name in ("records.parquet", "timings.parquet"):
+        (folder / name).unlink()
+    (folder / "cells").mkdir()
+    with pytest.raises(
+        InputError, match="has no finished round yet: wait for one, or continue the run with resume=True"
+    ):
         report.read(folder)

@@ -26,7 +26,8 @@ RECORDS_FILE, TIMINGS_FILE, PREDICTIONS_FILE = "records.parquet", "timings.parqu
 """Of the run, and of each of its cells."""
 CHECKPOINT_FILE = "checkpoint.safetensors"
 """Of a cell."""
-_CELLS = "cells"
+CELLS = "cells"
+"""Has the folder of each method with each seed."""
 _FOLDERS_LOCK = os.name == "posix"
 
 
@@ -39,12 +40,12 @@ def cell_folder(folder: Path, labels: Sequence[str], label: str, seed: int) -> P
     """Where a run keeps the records and the checkpoint of one of its methods and a seed."""
     number = labels.index(label) + 1
     name = f"{number:02d}-{re.sub(r'[^A-Za-z0-9._=,-]', '_', label)}"[:100]
-    return folder / _CELLS / f"{name}-seed{seed}"
+    return folder / CELLS / f"{name}-seed{seed}"
 
 
 def files_of_cells(folder: Path, name: str) -> list[Path]:
     """The file of this name in each cell of a run that has one."""
-    return sorted(folder.glob(f"{_CELLS}/*/{name}"))
+    return sorted(folder.glob(f"{CELLS}/*/{name}"))
 
 
 def client_states(cell: Path) -> Path:

@@ -10,8 +10,8 @@ import pandas as pd
 import pyarrow as pa
 
 from idiolect.core.arrow_tables import to_frame
-from idiolect.core.errors import InputError
-from idiolect.runs.folder import RECORDS_FILE, SEARCH_FILE, TIMINGS_FILE
+from idiolect.core.errors import InputError, option
+from idiolect.runs.folder import CELLS, RECORDS_FILE, SEARCH_FILE, TIMINGS_FILE, files_of_cells
 from idiolect.runs.schema import read_table
 
 _KEYS = {
@@ -40,6 +40,33 @@ def load(file: Path, parse: Callable[[Path], Any]) -> Any:
     except (OSError, ValueError, KeyError, pa.ArrowException) as error:
         reason = " ".join(str(error).split())[:120]
         raise InputError(f"{file} cannot be read ({reason}): {FIX}") from None
+
+
+def tables(folder: Path) -> tuple[pd.DataFrame, pd.DataFrame]:
+    """The records and the timings of a run: those of the whole, and of cells that have gone further since.
+
+    Raises:
+        InputError: nothing has been evaluated yet, or a file is missing or broken.
+    """
+    records, timings = folder / RECORDS_FILE, folder / TIMINGS_FILE
+    record_frames, timing_frames, joined = list[pd.DataFrame](), list[pd.DataFrame](), 0
+    if records.exists() or not (folder / CELLS).is_dir():
+        record_frames, timing_frames = [table(records)], [table(timings)]
+        joined = timings.stat().st_mtime_ns
+    rounds = timing_frames[0].groupby(["method", "seed"])["round"].max().to_dict() if timing_frames else {}
+    for file in files_of_cells(folder, TIMINGS_FILE):
+        if file.stat().st_mtime_ns <= joined:
+            continue
+        for (method, seed), frame in table(file).groupby(["method", "seed"]):
+            done, until = rounds.get((method, seed), -1), frame["round"].max()
+            if until > done:
+                more = table(file.with_name(RECORDS_FILE))
+                record_frames.append(more[more["round"].between(done + 1, until)])
+                timing_frames.append(frame[frame["round"] > done])
+    if not record_frames:
+        again = option("resume", True)
+        raise InputError(f"{folder} has no finished round yet: wait for one, or continue the run with {again}")
+    return pd.concat(record_frames, ignore_index=True), pd.concat(timing_frames, ignore_index=True)
 
 
 def table(file: Path) -> pd.DataFrame:

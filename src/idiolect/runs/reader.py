@@ -21,8 +21,8 @@ from idiolect.core.objectives import OBJECTIVES, Score, TaskName
 from idiolect.core.reports import Report, from_json
 from idiolect.runs.early_stopping import Stop, stops, validation_means
 from idiolect.runs.environment import starts
-from idiolect.runs.folder import DIVERGED_FILE, MANIFEST_FILE, RECORDS_FILE, STUDY_FILE, TIMINGS_FILE
-from idiolect.runs.loading import FIX, load, table
+from idiolect.runs.folder import DIVERGED_FILE, MANIFEST_FILE, RECORDS_FILE, STUDY_FILE
+from idiolect.runs.loading import FIX, load, tables
 
 _Value = TypeVar("_Value")
 _More = ParamSpec("_More")
@@ -326,7 +326,7 @@ def read(path: Path | str) -> Run:
             raise InputError(
                 f"{path / MANIFEST_FILE}: client {client.id} does not have one count for each class: {FIX}"
             )
-    records, timings = table(path / RECORDS_FILE), table(path / TIMINGS_FILE)
+    records, timings = tables(path)
     ids = [c.id for c in content.clients]
     for column, known in (("method", list(content.methods)), ("client", ids), ("other", ids)):
         there = records[column].dropna()
