@@ -279,5 +279,5 @@ def test_digits_of_three_domains(tmp_path):
         with Image.open(io.BytesIO(rows[row]["image"]["bytes"])) as image:
             wanted = np.asarray(image.convert("RGB").resize((32, 32), Image.Resampling.BILINEAR))
         assert (source.x_R[row].numpy().transpose(1, 2, 0) == wanted).all()
-    with pytest.raises(InputError, match=r"mixed sizes: 28x28 \(466, for example row 0 of .*\): give resize=28x28"):
+    with pytest.raises(InputError, match=r"mixed sizes: 28x28 \(466, for example row 0 of .*\): give resize='28x28'"):
         open_data(tmp_path)

@@ -177,13 +177,16 @@ def test_sizes():
             r"here has images of mixed sizes: 8x6 \(2, for example image 0\) and 9x9 \(1, for example image 2\): give "
             "resize=8x6",
         ),
-        ([encode(grey(n, n)) for n in (1, 2, 3, 4, 5)], r"3x3 \(1, for example image 2\) and 2 more: give resize=1x1"),
+        (
+            [encode(grey(n, n)) for n in (1, 2, 3, 4, 5)],
+            r"3x3 \(1, for example image 2\) and 2 more: give resize='1x1'",
+        ),
         (
             [encode(grey()), encode(colour())],
-            r"mixes 1 colour images \(for example image 1\) and 1 grey ones \(for example image 0\): give resize=8x6",
+            r"mixes 1 colour images \(for example image 1\) and 1 grey ones \(for example image 0\): give resize='8x6'",
         ),
-        ([encode(grey(600, 500))], "here has images of 500x600 pixels, more than 512: give resize=224x224"),
-        ([encode(grey(600, 500)), encode(grey(601, 500))], "mixed sizes: .*: give resize=224x224"),
+        ([encode(grey(600, 500))], "here has images of 500x600 pixels, more than 512: give resize='224x224'"),
+        ([encode(grey(600, 500)), encode(grey(601, 500))], "mixed sizes: .*: give resize='224x224'"),
         (
             [encode(grey()), b"no image"],
             r"image 1 cannot be read as an image \(.*\): fix it, save it as PNG, or remove",

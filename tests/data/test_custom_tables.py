@@ -519,11 +519,15 @@ def test_fifty_texts_are_not_too_many():
         (
             "a,y\n1,0\n" + "9" * 400 + ",1\n",
             {},
-            r"'a' has an infinite or .* in 1 rows \(the first is row 1",
+            r"'a' of .*patients\.csv has an infinite or .* in 1 rows \(the first is row 3, where the names of the col",
         ),
-        ("a,y\n1,0\n" + "9" * 5000 + ",1\n", {}, r"'a' has an infinite or too large number in 1 rows"),
-        ("a,y\n" + "".join(f"{i},{i % 2}\n" for i in range(60)) + "-Inf,0\n", {}, r"'a' has an infinite .*row 60"),
-        ("a;b;y\n1,5;2;u\n2,5;3;v\ninf;4;v\n", {}, r"'a' has an infinite or too large number in 1 rows .*row 2"),
+        ("a,y\n1,0\n" + "9" * 5000 + ",1\n", {}, r"'a' of .* has an infinite or too large number in 1 rows .*row 3"),
+        (
+            "a,y\n" + "".join(f"{i},{i % 2}\n" for i in range(60)) + "-Inf,0\n",
+            {},
+            r"'a' of .* has an infinite .*row 62",
+        ),
+        ("a;b;y\n1,5;2;u\n2,5;3;v\ninf;4;v\n", {}, r"'a' of .* has an infinite or too large number in 1 rows .*row 4"),
         (b"PK\x03\x04\0\0", {}, "is not a text file: save it as CSV"),
         ("a,y\n1,0\n2,1\n", {"resize": 32}, "resize: patients is a table, and resize is only for images: leave it out"),
     ],
@@ -531,6 +535,15 @@ def test_fifty_texts_are_not_too_many():
 def test_what_a_file_lacks_is_said(tmp_path, content, options, message):
     with pytest.raises(InputError, match=message):
         open_data(save(tmp_path, content), **options)
+
+
+def test_of_several_files_the_one_with_an_infinite_number_is_named(tmp_path):
+    for name, bad in (("graz", "5"), ("oslo", "1e400")):
+        (tmp_path / f"{name}.csv").write_text("x,y\n" + "1,a\n2,b\n" * 30 + f"{bad},a\n")
+    with pytest.raises(
+        InputError, match=r"'x' of .*oslo\.csv has an infinite .* \(the first is row 62, where the names"
+    ):
+        open_data(tmp_path, target="y")
 
 
 @pytest.mark.parametrize(

@@ -5,6 +5,7 @@ from __future__ import annotations
 import difflib
 import os
 import re
+import shlex
 import traceback
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import contextmanager
@@ -135,6 +136,9 @@ def option(name: str, value: object = None) -> str:
     >>> with as_options():
     ...     option("out"), option("resume", True), option("engine", "processes")
     ('--out', '--resume', '--engine processes')
+    >>> with as_options():
+    ...     print(option("group_column", "Patient Nr"))
+    --group-column 'Patient Nr'
     >>> with as_options(), in_a_file({"upload": "uploads", "rounds": "rounds"}):
     ...     option("out"), option("upload"), option("rounds", 5)
     ('--out', 'uploads', 'rounds: 5')
@@ -146,7 +150,7 @@ def option(name: str, value: object = None) -> str:
     if not _as_options:
         return f"{name}={'...' if value is None else repr(value)}"
     text = f"--{name.replace('_', '-')}"
-    return text if value is None or value is True else f"{text} {value}"
+    return text if value is None or value is True else f"{text} {shlex.quote(str(value))}"
 
 
 _as_options = False

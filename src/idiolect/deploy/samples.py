@@ -255,7 +255,9 @@ class Reader:
     def _images(self, pictures: list[EncodedImage]) -> Tensor:
         channels, height, width = self.inputs.shape
         size = (width, height) if self._resize else None
-        x_R, bits, own = images.read(pictures, size, self.where, keep=self._keep, bits=self.inputs.bits)
+        x_R, bits, own = images.read(
+            pictures, size, self.where, keep=self._keep, bits=self.inputs.bits, fix=lambda _: option("resize", True)
+        )
         if own > bits:
             self._say(images.brighter(bits))
         if x_R.shape[2:] != (height, width):

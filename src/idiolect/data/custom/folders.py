@@ -20,6 +20,7 @@ from idiolect.core.errors import InputError, option
 from idiolect.core.files import about_backslashes, expanded
 from idiolect.core.import_path import is_dotted
 from idiolect.core.objectives import TaskName
+from idiolect.data.custom import tables
 from idiolect.data.custom.archives import GZIP, ZIP, unpacked
 from idiolect.data.custom.arff import arff
 from idiolect.data.custom.columns import listed
@@ -238,7 +239,20 @@ def _texts(paths: Sequence[Path], options: dict[str, Any], within: Within | None
 
 def _table(path: Path, options: dict[str, Any], within: Within | None, texts: Mapping[Path, pd.DataFrame]) -> Part:
     """The rows of one table that have a target, with an image for each if it contains images or their files' names."""
-    return with_target(path, _rows(path, options, within, texts), options)
+    part = _rows(path, options, within, texts)
+    others = {options["target"], options["client_column"], options["group_column"], *options["drop"]}
+    if options["reading"].columns is None:
+        names = [c for c in part.frame if str(c) not in others]
+        tables.check_finite(part.frame[names], str(path), _lines(path, part.frame, options["form"]))
+    return with_target(path, part, options)
+
+
+def _lines(path: Path, frame: pd.DataFrame, form: Form) -> Lines:
+    """How a person counts the rows of a table; the index of a text file's has the numbers of its lines."""
+    if path.suffix.lower() not in TEXT_FILES:
+        return Lines.counted(len(frame), 1)
+    how = "counting from 1" if form.nameless else "where the names of the columns are row 1"
+    return Lines(frame.index.to_numpy(), how)
 
 
 def with_target(path: Path, part: Part, options: Mapping[str, Any]) -> Part:
@@ -253,11 +267,7 @@ def with_target(path: Path, part: Part, options: Mapping[str, Any]) -> Part:
         InputError: as ``labelled``.
     """
     form: Form = options["form"]
-    lines = Lines.counted(len(part.frame), 1)
-    if path.suffix.lower() in TEXT_FILES:
-        how = "counting from 1" if form.nameless else "where the names of the columns are row 1"
-        lines = Lines(part.frame.index.to_numpy(), how)
-    frame = part.frame.reset_index(drop=True)
+    lines, frame = _lines(path, part.frame, form), part.frame.reset_index(drop=True)
     return Part(*labelled(frame, part.pictures, options["target"], str(path), form, options.get("task"), lines))
 
 

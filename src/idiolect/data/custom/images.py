@@ -11,7 +11,7 @@ import re
 import stat
 import struct
 import warnings
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager, suppress
 from pathlib import Path
@@ -24,7 +24,7 @@ from PIL import Image, ImageOps
 from torch import Tensor
 
 from idiolect.core import shared_memory
-from idiolect.core.errors import InputError
+from idiolect.core.errors import InputError, option
 from idiolect.core.processor import cores
 from idiolect.data.datasets import cache
 
@@ -93,7 +93,7 @@ def parse_size(resize: str | int | None) -> tuple[int, int] | None:
 
 def read(
     images: Sequence[EncodedImage], resize: tuple[int, int] | None, where: str, *, keep: bool = True,
-    bits: int | None = None,
+    bits: int | None = None, fix: Callable[[str], str] = lambda size: option("resize", size),
 ) -> Pixels:  # fmt: skip
     """Decode all images: grey if all are grey, else RGB.
 
@@ -102,7 +102,7 @@ def read(
     the number of bits of the brightest pixel, so that images with 12 bits in 16 keep their contrast; brighter ones than
     ``bits`` allows become white. ``resize`` stretches to (W, H), bilinear with antialiasing. If there are many images,
     the decoded ones are kept in the cache (if ``keep``), by their bytes or by their files' marks (see ``cache.mark``).
-    Nothing large is decoded before all sizes are known.
+    Nothing large is decoded before all sizes are known. ``fix`` says what to give if images need a common size, WxH.
 
     Raises:
         InputError: an image cannot be read, one image or all together are too large, images have more than 8 bits and
@@ -113,7 +113,7 @@ def read(
         with suppress(OSError):
             place.touch()  # used now
         return Pixels(entry.tensors["x"], int(entry.about["bits"]), int(entry.about["own"]))
-    pixels = _read(images, resize, where, bits)
+    pixels = _read(images, resize, where, bits, fix)
     about = {"bits": str(pixels.bits), "own": str(pixels.own)}
     if place and cache.save(place, {"x": pixels.x_R}, about) and (entry := cache.load(place)):
         cache.trim(place, "own-", _CACHE_BYTES)
@@ -135,20 +135,24 @@ def _digest(images: Sequence[EncodedImage], resize: tuple[int, int] | None, bits
     return digest.hexdigest()
 
 
-def _read(images: Sequence[EncodedImage], resize: tuple[int, int] | None, where: str, known: int | None) -> Pixels:
+def _read(
+    images: Sequence[EncodedImage], resize: tuple[int, int] | None, where: str, known: int | None,
+    fix: Callable[[str], str],
+) -> Pixels:  # fmt: skip
     with warnings.catch_warnings():
         warnings.simplefilter("ignore", Image.DecompressionBombWarning)  # the bound here is lower
         looks, x_R = _look_at_all(images, resize, where)
     if x_R is not None:
         return Pixels(torch.from_numpy(x_R), known or 8, 8)
-    size = resize or _one_size(looks, images, where)
+    size = resize or _one_size(looks, images, where, fix)
     colour = any(look.colour for look in looks)
     if not resize and not all(look.colour == colour for look in looks):
         kinds = [next(i.name for i, look in zip(images, looks, strict=True) if look.colour == c) for c in (True, False)]
         count = sum(look.colour for look in looks)
+        common = fix(f"{size[0]}x{size[1]}")
         raise InputError(
             f"{where} mixes {count} colour images (for example {kinds[0]}) and {len(looks) - count} grey ones (for "
-            f"example {kinds[1]}): give resize={size[0]}x{size[1]} to make all of them colour images, or convert them"
+            f"example {kinds[1]}): give {common} to make all of them colour images, or convert them"
         )
     several = sum(look.frames > 1 for look in looks)
     if several:
@@ -207,7 +211,9 @@ def _room(count: int, colour: bool, size: tuple[int, int], where: str) -> NDArra
     return np.empty(shape, np.uint8)
 
 
-def _one_size(looks: list[_Look], images: Sequence[EncodedImage], where: str) -> tuple[int, int]:
+def _one_size(
+    looks: list[_Look], images: Sequence[EncodedImage], where: str, fix: Callable[[str], str]
+) -> tuple[int, int]:
     of_size: dict[tuple[int, int], list[int]] = {}
     for i, look in enumerate(looks):
         of_size.setdefault(look.size, []).append(i)
@@ -217,9 +223,9 @@ def _one_size(looks: list[_Look], images: Sequence[EncodedImage], where: str) ->
     if len(common) > 1:
         kinds = [f"{w}x{h} ({len(of_size[w, h])}, for example {images[of_size[w, h][0]].name})" for w, h in common[:3]]
         more = f" and {len(common) - 3} more" if len(common) > 3 else ""
-        raise InputError(f"{where} has images of mixed sizes: {' and '.join(kinds)}{more}: give resize={offer}")
+        raise InputError(f"{where} has images of mixed sizes: {' and '.join(kinds)}{more}: give {fix(offer)}")
     if max(common[0]) > LARGEST:
-        raise InputError(f"{where} has images of {width}x{height} pixels, more than {LARGEST}: give resize={offer}")
+        raise InputError(f"{where} has images of {width}x{height} pixels, more than {LARGEST}: give {fix(offer)}")
     return common[0]
 
 

@@ -18,6 +18,7 @@ from idiolect.core.errors import InputError, option
 from idiolect.data.custom import readings
 from idiolect.data.custom.columns import MOST_TEXTS, NUMBER, by_value, codes, listed, missing, shift_of, text_of
 from idiolect.data.custom.names import alike
+from idiolect.data.custom.unlabelled import Lines
 from idiolect.data.datasets.dataset import Encoding
 
 # R samples, F features
@@ -195,6 +196,22 @@ def _features(encoding: Encoding, values: pd.Series[Any]) -> list[NDArray[np.flo
     x_R = _finite(values, encoding.name)
     number_R = (x_R.astype(np.float64) - encoding.shift if encoding.shift else x_R).astype(np.float32, copy=False)
     return [number_R] * encoding.value + [np.isnan(x_R).astype(np.float32)] * encoding.gaps
+
+
+def check_finite(frame: pd.DataFrame, where: str, lines: Lines) -> None:
+    """Check the numbers of a file's columns, where its rows still have their numbers.
+
+    Raises:
+        InputError: one is infinite, or too large for float32.
+    """
+    for name in (c for c in frame if pd.api.types.is_float_dtype(frame[c])):
+        endless_R = np.abs(frame[name].to_numpy(np.float64, na_value=np.nan)) > np.finfo(np.float32).max
+        if endless_R.any():
+            raise InputError(
+                f"column {name!r} of {where} has an infinite or too large number in {endless_R.sum()} rows (the first "
+                f"is row {lines.number_R[endless_R.argmax()]}, {lines.how}): correct it, leave it empty, or drop the "
+                "column"
+            )
 
 
 def _finite(values: pd.Series[Any], name: str) -> NDArray[np.float32 | np.float64]:

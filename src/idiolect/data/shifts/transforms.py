@@ -17,7 +17,7 @@ import numpy as np
 from numpy.typing import NDArray
 from pydantic import Field
 
-from idiolect.core.errors import InputError
+from idiolect.core.errors import InputError, option
 from idiolect.core.option_spec import Spec
 from idiolect.data.shifts import corruptions
 from idiolect.data.shifts.corruptions import Images
@@ -240,7 +240,7 @@ def corrupt(
     if min(height, width) < _LEAST:
         raise InputError(
             f"shift corrupt needs images of at least {_LEAST}x{_LEAST} pixels, and these have {width}x{height}: leave "
-            f"it out, or enlarge your own images with resize={_LEAST}"
+            f"it out, or enlarge your own images with {option('resize', _LEAST)}"
         )
     place = who.place % (len(KINDS) * _SEVERITIES)
     if kind == "assigned":

@@ -326,7 +326,8 @@ class SiteFiles:
     def _pixels(self, bits: int | None = None) -> list[Pixels]:
         """The images of each part, with grey values of so many bits."""
         if not self._read_images or (bits and any(one.bits != bits for one in self._read_images)):
-            self._read_images = [images.read(p.pictures or [], None, self.where, bits=bits) for p in self._parts]
+            every, same = (p.pictures or [] for p in self._parts), "all of them {} pixels".format
+            self._read_images = [images.read(one, None, self.where, bits=bits, fix=same) for one in every]
             if (own := max(one.own for one in self._read_images)) > (bits or own):
                 log.warning("%s: %s", self.where, images.brighter(bits or own))
         return self._read_images
