@@ -306,6 +306,21 @@ def test_what_a_search_chooses_may_have_each_of_its_values(tmp_path: Path, lr: f
     assert (said in found.remains) is not differs
 
 
+def test_two_ways_to_the_same_samples_are_no_difference(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    rng = np.random.default_rng(0)
+    table = pd.DataFrame({"site": np.arange(80) % 4, "x": rng.normal(size=80), "y": rng.integers(0, 2, 80)})
+    for name in ("one.csv", "two.csv"):
+        table.to_csv(name, index=False)
+    table.assign(x=-table["x"]).to_csv("three.csv", index=False)
+    for name in ("one", "two", "three"):
+        study = Study(data=f"{name}.csv", client_column="site", target="y", methods="fedavg", rounds=1)
+        run(study, Path(name), engine="sequential")
+    found = compare(of_run(Path("one")), of_run(Path("two")))
+    assert str(found) == "Nothing that determines the numbers differs, and they are the same."
+    assert [d.what for d in compare(of_run(Path("one")), of_run(Path("three"))).differences] == ["data", "split"]
+
+
 def test_errors_of_numbers_are_no_points(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:

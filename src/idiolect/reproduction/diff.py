@@ -93,6 +93,7 @@ EFFECTS = {
 
 _RANK = {name: k for k, name in enumerate(EFFECTS)}
 _DATA = [name for name in EFFECTS if _RANK[name] < _RANK["split"]]
+_SAMPLES = frozenset(_DATA) - {"group_column", "shifts", "data_seed", "new_clients", "new_shifts"}  # and no more
 _VERSIONS = ("idiolect", "torch", "numpy", "python")
 
 
@@ -200,7 +201,9 @@ def of_run(folder: Path) -> Side:
 def compare(a: Side, b: Side) -> Diff:
     """Two runs, or a run and a cell of a recipe."""
     pairs = _pairs(a.study.methods, b.study.methods)
-    differences = [*_settings(a, b), *_methods(a, b, pairs)]
+    same = bool(_split_of(a)) and _split_of(a) == _split_of(b)  # other settings say the same samples in another way
+    settings = [d for d in _settings(a, b) if not (same and d.what.partition(".")[0] in _SAMPLES)]
+    differences = [*settings, *_methods(a, b, pairs)]
     split = _split(a, b, any(d.what.partition(".")[0] in _DATA for d in differences))
     differences += [*split, *_circumstances(a, b)]
     differences.sort(key=lambda d: _rank(d.what))
@@ -208,6 +211,11 @@ def compare(a: Side, b: Side) -> Diff:
     unexplained = not differences and not _same(numbers)
     remains = (*a.remarks, *b.remarks, *_remains(a, b, numbers if unexplained else ()))
     return Diff(a.name, b.name, tuple(differences), remains, numbers)
+
+
+def _split_of(side: Side) -> str:
+    """The hash of a run's samples and their division; "" of a recipe."""
+    return "" if side.run is None else str(side.run.manifest.get("hash", ""))[:12]
 
 
 def _same(numbers: Sequence[Gap]) -> bool:
@@ -285,7 +293,7 @@ def _methods(a: Side, b: Side, pairs: Sequence[tuple[Use, Use]]) -> Iterator[Dif
 
 
 def _split(a: Side, b: Side, expected: bool) -> Iterator[Difference]:
-    one, other = (str(side.run.manifest.get("hash", ""))[:12] if side.run else "" for side in (a, b))
+    one, other = _split_of(a), _split_of(b)
     if one and other:
         why = (
             "a result of the other data settings" if expected else "the same settings gave other samples: other files?"
