@@ -12,7 +12,7 @@ import torch
 from idiolect.core.errors import InputError
 from idiolect.data.custom.form import form_of
 from idiolect.data.custom.parts import Part
-from idiolect.deploy.samples import Reader, read
+from idiolect.deploy.samples import Reader, read, stream
 from idiolect.deploy.schema import Inputs
 from idiolect.federation.data.agreement import common_form
 from idiolect.federation.data.remarks import remarks
@@ -183,6 +183,12 @@ def test_a_column_of_dates_can_be_kept_for_subgroups(inputs: Inputs, tmp_path: P
     torch.testing.assert_close(own.x_N, encoded(visits(), inputs), equal_nan=True)
     assert own.table is not None
     assert "visit" in own.table
+
+
+def test_a_column_of_dates_that_is_an_input_is_not_beside_the_predictions(inputs: Inputs, tmp_path: Path) -> None:
+    visits().assign(note="seen").drop(columns="y").to_csv(tmp_path / "t.csv", index=False)
+    for _, beside in stream(tmp_path / "t.csv", inputs):
+        assert list(beside) == ["note"]
 
 
 def test_a_column_that_lacks_is_called_as_it_was_written(inputs: Inputs) -> None:

@@ -297,8 +297,10 @@ class Reader:
         return x_N
 
     def _table(self, frame: pd.DataFrame) -> Tensor:
+        own = [str(c) for c in frame]
         frame, added = dates.with_parts(frame, [e.name for e in self.inputs.columns], self.where)
         self._as_is |= added  # dates go on
+        self.names |= {name: name for name in own if name not in frame}  # columns of dates
         with_gaps = dates.with_gaps(self.inputs.columns)
         values = self._columns(frame)
         if self._usual.missing:
