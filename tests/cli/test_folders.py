@@ -29,12 +29,28 @@ from commands import SMALL, Command, refused
         ("report nowhere", ["no run folder nowhere"]),
         ("report r/cells", ["study.yaml is missing"]),
         ("report r --out r/cells", ["r/cells is a folder"]),
+        ("bundle nowhere --method fedavg --out b", ["no run folder nowhere"]),
+        ("bundle r/cells --method fedavg --out b", ["r/cells/study.yaml", "No such file"]),
+        ("predict r --data x.csv --out p.csv", ["r is the folder of a run", "idiolect bundle"]),
     ],
 )
 def test_folder_that_does_not_fit(idiolect: Command, finished: Path, line: str, words: list[str]) -> None:
     before = {p: p.read_bytes() for p in finished.rglob("*") if p.is_file()}
     refused(idiolect(line), *words)
     assert {p: p.read_bytes() for p in finished.rglob("*") if p.is_file()} == before
+
+
+@pytest.mark.parametrize("command", ["report {}", "bundle {} --method fedavg --out new", "diff {} {}"])
+@pytest.mark.parametrize(
+    ("file", "words"), [("bundle.json", ["b is a bundle"]), ("search.yaml", ["b is the folder of a search", "refit"])]
+)
+def test_a_folder_of_another_kind(
+    idiolect: Command, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, command: str, file: str, words: list[str]
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    Path("b").mkdir()
+    Path("b", file).touch()
+    refused(idiolect(command.format("b", "b")), *words)
 
 
 @pytest.mark.parametrize(

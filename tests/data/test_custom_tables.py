@@ -650,6 +650,16 @@ def test_unknown_paths_name_what_is_near(tmp_path):
         open_data(tmp_path / "gone" / "a.csv")
 
 
+@pytest.mark.parametrize("name", ["patients.cvs", "patients.xlsx", "patiens.csv"])
+def test_a_name_of_a_file_that_could_be_one_of_code_is_both(tmp_path, monkeypatch, name):
+    save(tmp_path, PATIENTS)
+    monkeypatch.chdir(tmp_path)
+    with pytest.raises(
+        InputError, match=rf"there is no file or folder {name}( and no module {name[:-5]}s?)?; did you mea"
+    ):
+        open_data(name)
+
+
 def test_many_columns_are_not_all_listed():
     wide = pd.DataFrame(np.arange(2000).reshape(2, 1000))
     with pytest.raises(InputError, match=r"\(0, 1, .*, 39 and 960 more\)"):

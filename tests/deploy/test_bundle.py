@@ -111,6 +111,9 @@ def test_no_folder_and_no_bundle(tmp_path: Path) -> None:
     refused(tmp_path, "bundle.json cannot be read")
     (tmp_path / "bundle.json").write_text('{"a": 1}')
     refused(tmp_path, "is not that of a bundle")
+    (tmp_path / "bundle.json").unlink()
+    (tmp_path / "study.yaml").touch()
+    refused(tmp_path, "is the folder of a run: make a bundle of it with idiolect bundle")
 
 
 def test_a_missing_file(copy: Path) -> None:

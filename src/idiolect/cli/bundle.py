@@ -74,8 +74,10 @@ def _result(run: Path, allow_import: bool) -> Result:
 
         return result(run)
     from idiolect.runs.folder import STUDY_FILE
+    from idiolect.runs.loading import look
     from idiolect.studies import Result, Study
 
+    look(run)
     study = Study.read(run / STUDY_FILE, allow_import=allow_import)
     if str(study.data).startswith("given: the sites of "):
         raise InputError(

@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 import importlib
+import importlib.util
 import os
 import re
 import sys
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from contextvars import ContextVar
 from typing import Any
 
@@ -53,9 +54,7 @@ def by_path(path: str, what: str) -> Any:
     if not may_import():
         raise InputError(f"{what} {path!r} names code, and no code is imported while a file is read")
     module_name, _, name = path.rpartition(".")
-    here = os.getcwd()
-    if here not in sys.path:
-        sys.path.append(here)  # a console script does not search the current folder
+    here = _search_here()
     try:
         module = importlib.import_module(module_name)
     except ModuleNotFoundError as error:
@@ -72,6 +71,26 @@ def by_path(path: str, what: str) -> Any:
     except AttributeError:
         public = [n for n, v in vars(module).items() if getattr(v, "__module__", None) == module_name and n[0] != "_"]
         raise InputError(f"{what} {path!r}: {module_name} has no {name!r}; {nearest(name, public)}") from None
+
+
+def has_module(path: str) -> bool:
+    """Whether there is a module, or a package, where an import path begins; nothing is imported.
+
+    >>> has_module("math.tau"), has_module("patients.cvs")
+    (True, False)
+    """
+    _search_here()
+    with suppress(ImportError, ValueError):
+        return importlib.util.find_spec(path.partition(".")[0]) is not None
+    return False
+
+
+def _search_here() -> str:
+    """Let modules be imported from the current folder, which a console script does not search."""
+    here = os.getcwd()
+    if here not in sys.path:
+        sys.path.append(here)
+    return here
 
 
 def optional(package: str, extra: str, what: str) -> Any:

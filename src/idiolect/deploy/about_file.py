@@ -11,8 +11,9 @@ from idiolect.core import files, tree
 from idiolect.core.errors import InputError
 from idiolect.core.tree import Tree
 from idiolect.deploy.schema import VERSION, About, Inputs
+from idiolect.runs.folder import BUNDLE_FILE, STUDY_FILE
 
-ABOUT, NUMBERS, CARD = "bundle.json", "model.safetensors", "README.md"
+ABOUT, NUMBERS, CARD = BUNDLE_FILE, "model.safetensors", "README.md"
 FIX = "get the bundle again from where it was made"
 _MOST = 2**27  # bytes of bundle.json
 
@@ -28,6 +29,8 @@ def read_about(folder: Path) -> tuple[About, str]:
         raise InputError(f"there is no bundle {folder}: give the folder that idiolect bundle or idiolect join wrote")
     if next(folder.glob("*/*/agreement.json"), None) is not None and not path.exists():
         raise InputError(f"{folder} is a site's state folder: write its model with idiolect bundle first")
+    if (folder / STUDY_FILE).exists() and not path.exists():
+        raise InputError(f"{folder} is the folder of a run: make a bundle of it with idiolect bundle, and give that")
     try:
         raw = json.loads(files.read(path, _MOST).decode())
     except (OSError, ValueError, RecursionError) as error:

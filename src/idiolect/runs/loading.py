@@ -11,7 +11,7 @@ import pyarrow as pa
 
 from idiolect.core.arrow_tables import to_frame
 from idiolect.core.errors import InputError, option
-from idiolect.runs.folder import CELLS, RECORDS_FILE, SEARCH_FILE, TIMINGS_FILE, files_of_cells
+from idiolect.runs.folder import BUNDLE_FILE, CELLS, RECORDS_FILE, SEARCH_FILE, TIMINGS_FILE, files_of_cells
 from idiolect.runs.schema import read_table
 
 _KEYS = {
@@ -30,16 +30,29 @@ def load(file: Path, parse: Callable[[Path], Any]) -> Any:
     Raises:
         InputError: the file is missing or cannot be parsed.
     """
-    if not file.exists() and (file.parent / SEARCH_FILE).exists():
-        what = f"{file.parent} is the folder of a search"
-        raise InputError(f"{what}: its page is tuning.html; give one of its runs, refit or trials-1, in its place")
     if not file.exists():
+        look(file.parent)
         raise InputError(f"{file} is missing: give the folder of a run that has begun, or {FIX}")
     try:
         return parse(file)
     except (OSError, ValueError, KeyError, pa.ArrowException) as error:
         reason = " ".join(str(error).split())[:120]
         raise InputError(f"{file} cannot be read ({reason}): {FIX}") from None
+
+
+def look(folder: Path) -> None:
+    """Check that a folder is that of a run, and not of something else.
+
+    Raises:
+        InputError: there is none, or it is of a search, or a bundle.
+    """
+    if not folder.is_dir():
+        raise InputError(f"there is no run folder {folder}: give the folder that a run wrote")
+    if (folder / SEARCH_FILE).exists():
+        what = f"{folder} is the folder of a search"
+        raise InputError(f"{what}: its page is tuning.html; give one of its runs, refit or trials-1, in its place")
+    if (folder / BUNDLE_FILE).exists():
+        raise InputError(f"{folder} is a bundle, which a site uses: give the folder of the run that it was made of")
 
 
 def tables(folder: Path) -> tuple[pd.DataFrame, pd.DataFrame]:

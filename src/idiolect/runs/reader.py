@@ -22,7 +22,7 @@ from idiolect.core.reports import Report, from_json
 from idiolect.runs.early_stopping import Stop, stops, validation_means
 from idiolect.runs.environment import starts
 from idiolect.runs.folder import DIVERGED_FILE, MANIFEST_FILE, RECORDS_FILE, STUDY_FILE
-from idiolect.runs.loading import FIX, load, tables
+from idiolect.runs.loading import FIX, load, look, tables
 
 _Value = TypeVar("_Value")
 _More = ParamSpec("_More")
@@ -298,8 +298,7 @@ def read(path: Path | str) -> Run:
         InputError: the folder or one of its four files is missing, broken or from another run.
     """
     path = Path(path)
-    if not path.is_dir():
-        raise InputError(f"there is no run folder {path}: give the folder that a run wrote")
+    look(path)
     study = load(path / STUDY_FILE, read_yaml)
     if not isinstance(study, dict) or (missing := [k for k in _STUDY if k not in study]):
         what = f"has no {missing[0]!r}" if isinstance(study, dict) else "is not a mapping"

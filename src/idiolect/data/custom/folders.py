@@ -18,7 +18,7 @@ from idiolect.core import shared_memory
 from idiolect.core.arrow_tables import open_parquet, read_parquet
 from idiolect.core.errors import InputError, option
 from idiolect.core.files import about_backslashes, expanded
-from idiolect.core.import_path import is_dotted
+from idiolect.core.import_path import has_module, is_dotted, may_import
 from idiolect.core.objectives import TaskName
 from idiolect.data.custom import tables
 from idiolect.data.custom.archives import GZIP, ZIP, unpacked
@@ -138,6 +138,8 @@ def _open(where: str | Path, options: dict[str, Any], outside: bool) -> Source:
         name = str(where).removeprefix(ON_HUB)
         return read_dataset(from_hub(name), name=name, within=None if outside else Within.hub(), **_plain(options))
     if is_program(where):
+        if may_import() and not has_module(str(where)):
+            raise _nothing(path, f" and no module {str(where).partition('.')[0]}")
         return from_program(str(where), **_plain(options))
     if is_pattern(path):
         return _of_clients(path, matches(path), folder_of(path), options, outside)
@@ -373,7 +375,7 @@ def beside_metadata(
     return with_target(path, part, options)
 
 
-def _nothing(path: Path) -> InputError:
+def _nothing(path: Path, nor: str = "") -> InputError:
     if backslashes := about_backslashes(path):
         return InputError(f"there is no file or folder {path}: {backslashes}")
     above = path.parent
@@ -383,4 +385,4 @@ def _nothing(path: Path) -> InputError:
     entries = sorted(p.name for p in above.iterdir() if not p.name.startswith("."))
     close = difflib.get_close_matches(path.name, entries, n=3, cutoff=0.5)
     hint = f"did you mean {' or '.join(close)}?" if close else f"{above} has {listed(entries, 8)}"
-    return InputError(f"there is no file or folder {path}; {hint}{hub}")
+    return InputError(f"there is no file or folder {path}{nor}; {hint}{hub}")
