@@ -232,18 +232,14 @@ def private(found: Found) -> list[str]:
 
 def rates() -> list[str]:
     """What was chosen for privacy before, and among what."""
-    recipe = recipes.get(RATES)
-    tried: dict[str, dict[float, float]] = {}
-    for cell in recipe.cells:
-        each = outcome_files.kept_results(recipe, cell, RESULTS)
-        tried.setdefault(str(cell.where["method"]), {})[float(cell.where["lr"])] = mean(each)
-    best = {m: max(by_rate, key=lambda rate: by_rate[rate]) for m, by_rate in tried.items()}
+    best = {str(c.where["method"]): c.study.lr for c in recipes.get(PRIVATE).cells if c.study}
+    every = sorted({float(c.where["lr"]) for c in recipes.get(RATES).cells})
     chosen = ", ".join(f"{methods.get(m).title} {rate:g}" for m, rate in best.items())
-    every = sorted({rate for by_rate in tried.values() for rate in by_rate})
     ends = [methods.get(m).title for m, rate in best.items() if rate in (every[0], every[-1])]
+    beyond = f"Those of {' and '.join(ends)} lie at an end of what was tried, so that another may be better for them."
     return [
         f"Each has the best of the learning rates {', '.join(f'{r:g}' for r in every)} on other clients, at epsilon 3,",
         f"one seed ([`{RATES}`](../reproduce.md)): {chosen}.",
-        f"Those of {' and '.join(ends)} lie at an end of what was tried, so that another may be better for them.",
+        *([beyond] if ends else []),
         "FedShrink alone has an option set, `memory=0.9`; the others have their defaults.",
     ]

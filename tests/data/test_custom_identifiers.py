@@ -2,11 +2,15 @@
 
 from __future__ import annotations
 
+import shlex
+
 import numpy as np
 import pandas as pd
 import pytest
 
+from idiolect.core.errors import as_options
 from idiolect.data.custom import from_frame, open_data
+from idiolect.data.custom.identifiers import drop_of
 from idiolect.federation.data.samples import SiteFiles
 
 USERS, ROWS = 12, 8
@@ -91,3 +95,8 @@ def test_ordinary_features_are_not_named(caplog, name):
 def test_a_tiny_table_that_happens_to_be_sorted(caplog, values):
     table = pd.DataFrame({"n": values, "label": np.arange(len(values)) % 2})
     assert not warned(caplog, lambda: from_frame(table))
+
+
+def test_the_advice_to_drop_a_column_can_be_copied():
+    with as_options():
+        assert shlex.split(drop_of("Patient Nr")) == ["--drop", "Patient Nr"]

@@ -175,7 +175,7 @@ def test_sizes():
         (
             [encode(grey())] * 2 + [encode(grey(9, 9))],
             r"here has images of mixed sizes: 8x6 \(2, for example image 0\) and 9x9 \(1, for example image 2\): give "
-            "resize=8x6",
+            "resize='8x6'",
         ),
         (
             [encode(grey(n, n)) for n in (1, 2, 3, 4, 5)],

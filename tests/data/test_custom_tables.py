@@ -547,6 +547,24 @@ def test_of_several_files_the_one_with_an_infinite_number_is_named(tmp_path):
 
 
 @pytest.mark.parametrize(
+    ("options", "shape"),
+    [
+        ({"target": "y", "drop": ["w+v"]}, (60, 1)),
+        ({"target": "w>0", "drop": ["v+y"]}, (60, 1)),
+        ({"target": "y", "unlabelled": "drop"}, (40, 3)),
+    ],
+)
+def test_an_infinite_number_that_is_no_feature_is_no_error(tmp_path, options, shape):
+    frame = pd.DataFrame(
+        {"w": [np.inf, 1.0, -1.0] * 20, "v": np.arange(60) % 7, "x": np.arange(60.0), "y": ["a", "b"] * 30}
+    )
+    if "unlabelled" in options:
+        frame.loc[np.isinf(frame["w"]), "y"] = None
+    frame.to_parquet(tmp_path / "t.parquet")
+    assert open_data(tmp_path / "t.parquet", **options).x_R.shape == shape
+
+
+@pytest.mark.parametrize(
     "values",
     [
         [100_000_000, 100_000_001, 100_000_002],

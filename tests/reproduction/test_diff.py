@@ -319,6 +319,11 @@ def test_two_ways_to_the_same_samples_are_no_difference(tmp_path: Path, monkeypa
     found = compare(of_run(Path("one")), of_run(Path("two")))
     assert str(found) == "Nothing that determines the numbers differs, and they are the same."
     assert [d.what for d in compare(of_run(Path("one")), of_run(Path("three"))).differences] == ["data", "split"]
+    manifest = json.loads(Path("two/manifest.json").read_text())
+    del manifest["seal"]
+    manifest["normalisation"]["mean"] = [0.5]
+    Path("two/manifest.json").write_text(json.dumps(manifest))
+    assert [d.what for d in compare(of_run(Path("one")), of_run(Path("two"))).differences] == ["data"]
 
 
 def test_errors_of_numbers_are_no_points(

@@ -241,7 +241,7 @@ def test_fewer_trials_take_the_choice_of_more(tmp_path: Path) -> None:
 
 
 def test_a_result_of_no_search_does_not_take_the_place_of_one_of_a_search(tmp_path: Path) -> None:
-    recipe = small("fedavg_ft", tuned=Tuned({"fedavg_ft": {"lr": (SMALL["lr"],)}}, "nowhere", always=True))
+    recipe = small("fedavg_ft", tuned=Tuned({"fedavg_ft": {"lr": (0.3,)}}, "nowhere", always=True))
     (full,) = run(opened(recipe), tmp_path / "runs")
     path = outcome_files.keep(recipe, full, tmp_path / "results")
     assert path is not None

@@ -81,7 +81,8 @@ def has_module(path: str) -> bool:
     """
     _search_here()
     with suppress(ImportError, ValueError):
-        return importlib.util.find_spec(path.partition(".")[0]) is not None
+        top = path.partition(".")[0]
+        return top in sys.modules or importlib.util.find_spec(top) is not None
     return False
 
 

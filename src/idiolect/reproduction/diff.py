@@ -201,7 +201,7 @@ def of_run(folder: Path) -> Side:
 def compare(a: Side, b: Side) -> Diff:
     """Two runs, or a run and a cell of a recipe."""
     pairs = _pairs(a.study.methods, b.study.methods)
-    same = bool(_split_of(a)) and _split_of(a) == _split_of(b)  # other settings say the same samples in another way
+    same = a.run is not None and _samples(a) == _samples(b)  # other settings say them in another way
     settings = [d for d in _settings(a, b) if not (same and d.what.partition(".")[0] in _SAMPLES)]
     differences = [*settings, *_methods(a, b, pairs)]
     split = _split(a, b, any(d.what.partition(".")[0] in _DATA for d in differences))
@@ -213,9 +213,10 @@ def compare(a: Side, b: Side) -> Diff:
     return Diff(a.name, b.name, tuple(differences), remains, numbers)
 
 
-def _split_of(side: Side) -> str:
-    """The hash of a run's samples and their division; "" of a recipe."""
-    return "" if side.run is None else str(side.run.manifest.get("hash", ""))[:12]
+def _samples(side: Side) -> list[Any] | None:
+    """What a run's samples are, how they are divided and scaled, and the names of classes; None of a recipe."""
+    kept = ("hash", "normalisation", "target_scale", "class_names")
+    return None if side.run is None else [side.run.manifest.get(name) for name in kept]
 
 
 def _same(numbers: Sequence[Gap]) -> bool:
@@ -293,7 +294,7 @@ def _methods(a: Side, b: Side, pairs: Sequence[tuple[Use, Use]]) -> Iterator[Dif
 
 
 def _split(a: Side, b: Side, expected: bool) -> Iterator[Difference]:
-    one, other = _split_of(a), _split_of(b)
+    one, other = (str(side.run.manifest.get("hash", ""))[:12] if side.run else "" for side in (a, b))
     if one and other:
         why = (
             "a result of the other data settings" if expected else "the same settings gave other samples: other files?"

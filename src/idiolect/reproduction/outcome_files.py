@@ -35,7 +35,7 @@ def keep(recipe: Recipe, result: Outcome, folder: Path) -> Path | None:
         return None
     path = folder / recipe.name / f"{result.cell.slug}.json"
     before = current(recipe, result.cell, folder) or {}
-    if result.cell.search is None and "tuned" in before:
+    if result.cell.search is None and "tuned" in _read(path):
         raise InputError(f"{path} has what a search chose, and this result is of none: write into another folder")
     others = {k: one for k, one in (_each(before, path) if before else {}).items() if k not in result.each}
     if others:

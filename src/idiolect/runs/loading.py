@@ -61,25 +61,20 @@ def tables(folder: Path) -> tuple[pd.DataFrame, pd.DataFrame]:
     Raises:
         InputError: nothing has been evaluated yet, or a file is missing or broken.
     """
-    records, timings = folder / RECORDS_FILE, folder / TIMINGS_FILE
-    record_frames, timing_frames, joined = list[pd.DataFrame](), list[pd.DataFrame](), 0
-    if records.exists() or not (folder / CELLS).is_dir():
-        record_frames, timing_frames = [table(records)], [table(timings)]
-        joined = timings.stat().st_mtime_ns
-    rounds = timing_frames[0].groupby(["method", "seed"])["round"].max().to_dict() if timing_frames else {}
+    joined, cells = [folder / RECORDS_FILE, folder / TIMINGS_FILE], dict[Any, list[pd.DataFrame]]()
+    whole = [] if (folder / CELLS).is_dir() and not all(map(Path.exists, joined)) else [table(file) for file in joined]
+    done = whole[1].groupby(["method", "seed"])["round"].max().to_dict() if whole else {}
     for file in files_of_cells(folder, TIMINGS_FILE):
-        if file.stat().st_mtime_ns <= joined:
-            continue
-        for (method, seed), frame in table(file).groupby(["method", "seed"]):
-            done, until = rounds.get((method, seed), -1), frame["round"].max()
-            if until > done:
-                more = table(file.with_name(RECORDS_FILE))
-                record_frames.append(more[more["round"].between(done + 1, until)])
-                timing_frames.append(frame[frame["round"] > done])
-    if not record_frames:
+        for cell, timings in table(file).groupby(["method", "seed"]):
+            if (until := timings["round"].max()) > done.get(cell, -1):
+                records = table(file.with_name(RECORDS_FILE))
+                cells[cell] = [records[records["round"] <= until], timings]
+    if not whole and not cells:
         again = option("resume", True)
         raise InputError(f"{folder} has no finished round yet: wait for one, or continue the run with {again}")
-    return pd.concat(record_frames, ignore_index=True), pd.concat(timing_frames, ignore_index=True)
+    rest = [frame[~pd.MultiIndex.from_frame(frame[["method", "seed"]]).isin(list(cells))] for frame in whole]
+    records, timings = (pd.concat([*rest[k : k + 1], *(both[k] for both in cells.values())]) for k in (0, 1))
+    return records.reset_index(drop=True), timings.reset_index(drop=True)
 
 
 def table(file: Path) -> pd.DataFrame:

@@ -283,13 +283,13 @@ class Store(Generic[S]):
             _write(self.folder / name, table)
 
     def _whole(self) -> dict[str, pa.Table]:
-        """The cells' tables, joined, by the names of their files."""
+        """The cells' tables, joined, by the names of their files; no time without its records."""
         cells = [self.cell(u.label, seed) for u in self.study.methods for seed in self.study.seeds]
         tables: dict[str, pa.Table] = {}
-        for name, schema in ((RECORDS_FILE, RECORDS), (TIMINGS_FILE, TIMINGS)):
+        for name, schema in ((TIMINGS_FILE, TIMINGS), (RECORDS_FILE, RECORDS)):
             with_files = [c for c in cells if (c.folder / name).exists() or (c.folder / CHECKPOINT_FILE).exists()]
             tables[name] = pa.concat_tables([schema.empty_table(), *(c.read(name, schema) for c in with_files)])
-        return tables
+        return {name: tables[name] for name in (RECORDS_FILE, TIMINGS_FILE)}
 
 
 def joined_rounds(folder: Path) -> int:

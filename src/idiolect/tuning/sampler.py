@@ -43,7 +43,7 @@ def spread(seed: int, space: Space, count: int) -> list[dict[str, Any]]:
     """Settings that fill the ranges evenly: in each range one value in each of ``count`` parts (a latin hypercube).
 
     All settings of a space that has no more than ``count``. A range gives the same values whatever the others are, so
-    that methods which train alike share trials.
+    that methods which train alike share trials; but where lists give a setting twice, another takes its place.
     """
     if size(space) <= count:
         return grid(space)

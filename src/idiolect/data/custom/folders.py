@@ -20,10 +20,11 @@ from idiolect.core.errors import InputError, option
 from idiolect.core.files import about_backslashes, expanded
 from idiolect.core.import_path import has_module, is_dotted, may_import
 from idiolect.core.objectives import TaskName
+from idiolect.core.option_spec import split_names
 from idiolect.data.custom import tables
 from idiolect.data.custom.archives import GZIP, ZIP, unpacked
 from idiolect.data.custom.arff import arff
-from idiolect.data.custom.columns import listed
+from idiolect.data.custom.columns import TARGETS, listed
 from idiolect.data.custom.form import NAMELESS, Form, form_of
 from idiolect.data.custom.hub import HUB_NAME, ON_HUB, class_names, from_disk, from_hub, reason
 from idiolect.data.custom.image_folders import TABLES, TEXT_FILES, by_levels, images_in, in_memory, metadata_of
@@ -34,6 +35,7 @@ from idiolect.data.custom.npz import NPZ, from_npz, is_npz
 from idiolect.data.custom.parts import Part, assemble, from_arrow, read_dataset, together
 from idiolect.data.custom.plays import read_play
 from idiolect.data.custom.programs import from_program
+from idiolect.data.custom.questions import columns_asked
 from idiolect.data.custom.several import folder_of, is_pattern, matches, names_of, say, tables_in
 from idiolect.data.custom.splits import are_splits, choose_splits, is_split
 from idiolect.data.custom.text_files import PICTURES, Roles, check_target, read_csvs
@@ -242,11 +244,20 @@ def _texts(paths: Sequence[Path], options: dict[str, Any], within: Within | None
 def _table(path: Path, options: dict[str, Any], within: Within | None, texts: Mapping[Path, pd.DataFrame]) -> Part:
     """The rows of one table that have a target, with an image for each if it contains images or their files' names."""
     part = _rows(path, options, within, texts)
-    others = {options["target"], options["client_column"], options["group_column"], *options["drop"]}
-    if options["reading"].columns is None:
-        names = [c for c in part.frame if str(c) not in others]
-        tables.check_finite(part.frame[names], str(path), _lines(path, part.frame, options["form"]))
-    return with_target(path, part, options)
+    labelled_part = with_target(path, part, options)
+    if len(labelled_part.frame) == len(part.frame) and part.pictures is None and options["reading"].columns is None:
+        lines = _lines(path, part.frame, options["form"])
+        tables.check_finite(labelled_part.frame, str(path), lines, _no_features(part.frame, options))
+    return labelled_part
+
+
+def _no_features(frame: pd.DataFrame, options: Mapping[str, Any]) -> set[str]:
+    """Names of columns that are certainly no features."""
+    known = [str(c) for c in frame]
+    target, others = options["target"], (options["client_column"], options["group_column"])
+    dropped = [name for text in options["drop"] for name in split_names(text, known)]
+    targets = [c for c in known if c.lower() in TARGETS] if target is None else split_names(target, known)
+    return {*dropped, *targets, *columns_asked(target), *(name for name in others if name)}
 
 
 def _lines(path: Path, frame: pd.DataFrame, form: Form) -> Lines:

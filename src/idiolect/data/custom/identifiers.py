@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import logging
 import re
-import shlex
 from collections.abc import Collection, Mapping, Sequence
 from typing import Any
 
@@ -13,7 +12,7 @@ import pandas as pd
 from numpy.typing import NDArray
 from scipy.special import gammaln
 
-from idiolect.core.errors import listed, on_command_line, option
+from idiolect.core.errors import listed, option
 from idiolect.data.custom.columns import MOST_TEXTS
 
 # R samples of all clients
@@ -130,7 +129,7 @@ def look_at_zeros(columns: Mapping[str, pd.Series[Any]], code_R: NDArray[np.int6
 
 def drop_of(name: str) -> str:
     """How a column is left out."""
-    return option("drop", shlex.quote(name) if on_command_line() else name)
+    return option("drop", name)
 
 
 def suspects(

@@ -91,9 +91,14 @@ def parse_size(resize: str | int | None) -> tuple[int, int] | None:
     return size
 
 
+def resized(size: str) -> str:
+    """What to give if images need a common size, WxH."""
+    return option("resize", size)
+
+
 def read(
     images: Sequence[EncodedImage], resize: tuple[int, int] | None, where: str, *, keep: bool = True,
-    bits: int | None = None, fix: Callable[[str], str] = lambda size: option("resize", size),
+    bits: int | None = None, fix: Callable[[str], str] = resized,
 ) -> Pixels:  # fmt: skip
     """Decode all images: grey if all are grey, else RGB.
 
@@ -149,10 +154,10 @@ def _read(
     if not resize and not all(look.colour == colour for look in looks):
         kinds = [next(i.name for i, look in zip(images, looks, strict=True) if look.colour == c) for c in (True, False)]
         count = sum(look.colour for look in looks)
-        common = fix(f"{size[0]}x{size[1]}")
+        common = f"give {fix(f'{size[0]}x{size[1]}')} to make all of them colour images, or " if fix is resized else ""
         raise InputError(
             f"{where} mixes {count} colour images (for example {kinds[0]}) and {len(looks) - count} grey ones (for "
-            f"example {kinds[1]}): give {common} to make all of them colour images, or convert them"
+            f"example {kinds[1]}): {common}convert them"
         )
     several = sum(look.frames > 1 for look in looks)
     if several:
