@@ -141,7 +141,7 @@ def test_commands_parse_and_build_their_study(page: Path, place: Path, monkeypat
     monkeypatch.setattr("idiolect.cli.federation._check_packages", lambda *given, **how: None)  # flwr is not in dev
     monkeypatch.setattr(idl.Study, "federation", built)
     monkeypatch.setattr(idl.Study, "samples", built)
-    monkeypatch.setattr(idl.Study, "read", built)  # only idiolect bundle
+    monkeypatch.setattr("idiolect.runs.loading.look", built)  # only idiolect bundle
     monkeypatch.setattr(Bundle, "read", built)
     monkeypatch.setattr(reproduce, "reproduce", built)
     monkeypatch.setattr(forecast, "forecast", built)
