@@ -22,6 +22,7 @@ from idiolect.report.measures import LESS_IS_BETTER, OF_NUMBERS, header
 from idiolect.reproduction import outcome_files, recipes, searches
 from idiolect.reproduction.outcomes import SeedResult
 from idiolect.reproduction.recipes import Cell, Choice, Recipe
+from idiolect.tuning.space import Choice as Values
 
 # S seeds, K clients
 
@@ -181,8 +182,7 @@ def paired(gain_SK: pd.DataFrame) -> tuple[float, float, float]:
 def at_end(one: Found) -> bool:
     """Whether the lowest or the highest of the learning rates was chosen."""
     assert one.cell.search is not None
-    rates = one.cell.search.values["lr"]
-    return one.choice.values["lr"] in (min(rates), max(rates))
+    return Values(tuple(one.cell.search.values["lr"])).edge(one.choice.values["lr"])
 
 
 def best_of(several: Iterable[Found]) -> Found | None:

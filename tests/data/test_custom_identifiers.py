@@ -8,9 +8,8 @@ import numpy as np
 import pandas as pd
 import pytest
 
-from idiolect.core.errors import as_options
+from idiolect.core.errors import as_options, option
 from idiolect.data.custom import from_frame, open_data
-from idiolect.data.custom.identifiers import drop_of
 from idiolect.federation.data.samples import SiteFiles
 
 USERS, ROWS = 12, 8
@@ -99,4 +98,4 @@ def test_a_tiny_table_that_happens_to_be_sorted(caplog, values):
 
 def test_the_advice_to_drop_a_column_can_be_copied():
     with as_options():
-        assert shlex.split(drop_of("Patient Nr")) == ["--drop", "Patient Nr"]
+        assert shlex.split(option("drop", "Patient Nr")) == ["--drop", "Patient Nr"]

@@ -24,7 +24,7 @@ from idiolect.core.option_spec import split_names
 from idiolect.data.custom import tables
 from idiolect.data.custom.archives import GZIP, ZIP, unpacked
 from idiolect.data.custom.arff import arff
-from idiolect.data.custom.columns import TARGETS, listed
+from idiolect.data.custom.columns import listed
 from idiolect.data.custom.form import NAMELESS, Form, form_of
 from idiolect.data.custom.hub import HUB_NAME, ON_HUB, class_names, from_disk, from_hub, reason
 from idiolect.data.custom.image_folders import TABLES, TEXT_FILES, by_levels, images_in, in_memory, metadata_of
@@ -235,29 +235,27 @@ def _texts(paths: Sequence[Path], options: dict[str, Any], within: Within | None
     files = [path for path in paths if path.suffix.lower() in TEXT_FILES]
     if within:
         within.check(files)
-    owner, of_texts = options["client_column"], options["reading"].columns is not None
+    return read_csvs(files, _roles(options))
+
+
+def _roles(options: Mapping[str, Any]) -> Roles:
+    """What the columns of a table are for."""
+    of_texts = options["reading"].columns is not None
     features = (lambda name: False) if of_texts else None  # then no column is one of numbers
-    texts = [name for name in (owner, options["group_column"]) if name is not None]
-    return read_csvs(files, Roles(options["target"], texts, options["drop"], features, form=options["form"]))
+    texts = [name for name in (options["client_column"], options["group_column"]) if name is not None]
+    return Roles(options["target"], texts, options["drop"], features, form=options["form"])
 
 
 def _table(path: Path, options: dict[str, Any], within: Within | None, texts: Mapping[Path, pd.DataFrame]) -> Part:
     """The rows of one table that have a target, with an image for each if it contains images or their files' names."""
     part = _rows(path, options, within, texts)
     labelled_part = with_target(path, part, options)
-    if len(labelled_part.frame) == len(part.frame) and part.pictures is None and options["reading"].columns is None:
-        lines = _lines(path, part.frame, options["form"])
-        tables.check_finite(labelled_part.frame, str(path), lines, _no_features(part.frame, options))
+    if len(labelled_part.frame) == len(part.frame) and part.pictures is None:
+        known, target = [str(c) for c in part.frame], options["target"]
+        asked = {*columns_asked(target), *(split_names(target, known) if target else ())}
+        features = [name for name in _roles(options).feature_columns(known) if name not in asked]
+        tables.check_finite(part.frame, features, str(path), _lines(path, part.frame, options["form"]))
     return labelled_part
-
-
-def _no_features(frame: pd.DataFrame, options: Mapping[str, Any]) -> set[str]:
-    """Names of columns that are certainly no features."""
-    known = [str(c) for c in frame]
-    target, others = options["target"], (options["client_column"], options["group_column"])
-    dropped = [name for text in options["drop"] for name in split_names(text, known)]
-    targets = [c for c in known if c.lower() in TARGETS] if target is None else split_names(target, known)
-    return {*dropped, *targets, *columns_asked(target), *(name for name in others if name)}
 
 
 def _lines(path: Path, frame: pd.DataFrame, form: Form) -> Lines:

@@ -60,7 +60,7 @@ def look_at_numbers(columns: Mapping[str, pd.Series[Any]], group_R: NDArray[np.i
         else:
             continue
         names.add(name)
-        log.warning("column %r %s: drop it with %s if it is %s", name, what, drop_of(name), kind)
+        log.warning("column %r %s: drop it with %s if it is %s", name, what, option("drop", name), kind)
     return names
 
 
@@ -127,11 +127,6 @@ def look_at_zeros(columns: Mapping[str, pd.Series[Any]], code_R: NDArray[np.int6
             )  # fmt: skip
 
 
-def drop_of(name: str) -> str:
-    """How a column is left out."""
-    return option("drop", name)
-
-
 def suspects(
     frame: pd.DataFrame,
     columns: Sequence[str],
@@ -174,7 +169,7 @@ def suspects(
         elif has_such_name and are_features and not repeats:
             log.warning(
                 "column %r looks like an identifier and is used as a feature: drop it with %s if it is one",
-                name, drop_of(name),
+                name, option("drop", name),
             )  # fmt: skip
         elif owns and repeats and owner is None:
             log.warning(

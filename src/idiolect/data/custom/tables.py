@@ -198,13 +198,13 @@ def _features(encoding: Encoding, values: pd.Series[Any]) -> list[NDArray[np.flo
     return [number_R] * encoding.value + [np.isnan(x_R).astype(np.float32)] * encoding.gaps
 
 
-def check_finite(frame: pd.DataFrame, where: str, lines: Lines, without: Collection[str]) -> None:
-    """Check the numbers of a file's columns, ``without`` some, where its rows still have their numbers.
+def check_finite(frame: pd.DataFrame, columns: Sequence[str], where: str, lines: Lines) -> None:
+    """Check the numbers of some of a file's columns, while its rows still have their numbers.
 
     Raises:
         InputError: one is infinite, or too large for float32.
     """
-    for name in (c for c in frame if c not in without and pd.api.types.is_float_dtype(frame[c])):
+    for name in (c for c in columns if pd.api.types.is_float_dtype(frame[c])):
         endless_R = np.abs(frame[name].to_numpy(np.float64, na_value=np.nan)) > np.finfo(np.float32).max
         if endless_R.any():
             raise InputError(
