@@ -241,5 +241,5 @@ def rates() -> list[str]:
         f"Each has the best of the learning rates {', '.join(f'{r:g}' for r in every)} on other clients, at epsilon 3,",
         f"one seed ([`{RATES}`](../reproduce.md)): {chosen}.",
         *([beyond] if ends else []),
-        "FedShrink alone has an option set, `memory=0.9`; the others have their defaults.",
+        "All options have their defaults.",
     ]

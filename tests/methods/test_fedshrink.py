@@ -392,13 +392,13 @@ def test_shrunk_means_are_nearer_to_the_truth_than_both() -> None:
     assert errors[0] < 0.75 * min(errors[1:])
 
 
-@pytest.mark.parametrize("spread", [0.0, 0.5])
-def test_one_round_tells_the_true_spread_and_covariance(spread: float) -> None:
+@pytest.mark.parametrize(("spread", "memory"), [(0.0, 0.0), (0.5, 0.0), (0.5, 0.9)])
+def test_one_round_tells_the_true_spread_and_covariance(spread: float, memory: float) -> None:
     """Whatever the server began with, on features that stay as they are."""
     d, clients, classes = 30, 12, 3
     network = o.Network(lambda: (torch.nn.Identity(), torch.nn.Linear(d, classes)), (d,))
     task = o.Task(network, classes, clients, o.task().training)
-    method = methods.build("fedshrink", {}, task)
+    method = methods.build("fedshrink", {"memory": memory}, task)
     seen, traces = [], []
     for repeat in range(60):
         rng = np.random.default_rng(repeat)

@@ -83,7 +83,7 @@ class Report(NamedTuple):
     one: Tensor
 
 
-SCALE = Report({}, 0.3, 1.0, 0.3, 0.3, 0.3, 0.3, 0.3, 1.0)  # type: ignore[arg-type]
+SCALE = Report({}, 1.0, 2.0, 0.5, 0.3, 0.3, 1.0, 0.3, 1.0)  # type: ignore[arg-type]
 
 
 class Estimates(NamedTuple):
@@ -160,11 +160,11 @@ def fedshrink(
 
     [2] and [11] are estimates by moments: the mean of n_c samples lies 1 / n_c from its class's true mean, and where
     the true means lie t from everyone's, the expectation of a term of [2] is n_c t. The last term of [11], 0 in the
-    first round, is for the way that means go in a round, since mu is of the last body. In [10] f is what the mean of (n
-    - k) / n lacks of 0.05, and s the mean of sum_c n_c |m_c - mu_c|^2 / n, with the new mu, by that of k / n less C /
-    sum n: where hardly any client has two samples of a class, S takes clients as alike. [4] is the mean of the
-    posterior, if the true means spread as the samples do (covariance t S). ``ridge`` keeps features from shrinking in
-    training: with one that follows their scale they do, heads grow, and training diverges. lambda follows the scale.
+    first round, is for the way that means go in a round, since mu is of the last body; t stays within -1 to 100. In
+    [10] f is what the mean of (n - k) / n lacks of 0.05, and s the mean of sum_c n_c |m_c - mu_c|^2 / n, with the new
+    mu, by that of k / n less C / sum n: where hardly any client has two samples of a class, S takes clients as alike.
+    [4] is the mean of the posterior, if the true means spread as the samples do (covariance t S). ``ridge`` keeps
+    features from shrinking in training: with one that follows their scale they do, heads grow, and training diverges.
     [7] pulls the features of a class together. [12] and [16] go up by a bound of the curvature, so that no step is too
     long; a linear head is better where the features of classes are no Gaussians of one covariance. In [18] means,
     covariance, frequencies and U_i of the heads that predict a sample are from the other folds; the prior is that of
@@ -185,9 +185,9 @@ def fedshrink(
         covariance_samples: b of [5], the same for the covariance.
         share_samples: the same for even shares in [18].
         folds: of [18].
-        head_ridge: of personal heads, in units of the mean variance of a feature. Not of numbers.
-        memory: weight of the server's own statistics in [8] to [12], where 0 forgets those of earlier rounds; under
-            privacy 0.8 or 0.9 averages the noise of some rounds. Not of numbers.
+        head_ridge: of personal heads, in units of a feature's mean variance, which follows the scale. Not of numbers.
+        memory: weight of the server's own statistics in [8] to [12] from the second round on, where 0 forgets those of
+            earlier rounds; under strong privacy 0.3 averages the noise of some rounds. Not of numbers.
         train_with: "everyone" takes mu and r = 0 in [6] and [7] for training, "own" r = 1 (ablations).
         personal: "gaussians" has no linear heads among those of [17]; the others are one head in place of [14] to [19]:
             that of [6], or with r = 0 or r = 1 (ablations). Of numbers, the last two are w or the client's own least
@@ -307,7 +307,7 @@ def fedshrink(
         report = Report(
             {},
             share_C[:, None] * apart_Cd / v.sqrt(),
-            covariance.pack(scatter(e) / n - (1 - pairs) * e.everyone.cov_dd) / v,
+            covariance.pack(scatter(e) / n - shared.known * (1 - pairs) * e.everyone.cov_dd) / v,
             (e.n_C * apart_Cd.square().sum(1)).sum() / n / v,
             share_C - shared.share_C,
             class_shares.agreement(e.n_C.reshape(each), alike) - alike,
@@ -323,13 +323,13 @@ def fedshrink(
     def renew(server: Shared, up: Reduced, ids: Tensor) -> tuple[Shared, dict[str, Tensor]]:
         v, old = total(server), tree.map(torch.Tensor.double, server._replace(body={}))
         sent = tree.map(lambda a, scale: a.double() / scale, up.value._replace(body={}), SCALE)
-        new, least = 1 - memory, 1e-3 / classes
+        new, least = 1 - memory * old.known, 1e-3 / classes
         share_C, now_C = ((old.share_C + part * sent.share_C).clamp(min=0) for part in (new, 1))  # [8]
         step_Cd = v.sqrt() * sent.mean_Cd
         mean_Cd = old.mean_Cd + new * step_Cd / share_C.clamp(min=least)[:, None]  # [9]
         moved, free = (step_Cd.square().sum(1) / now_C.clamp(min=least)).sum() / each[0], 1 - sent.pairs
         old_dd, apart = covariance.unpack(old.cov, width), v * sent.square - moved
-        scatter_dd = covariance.unpack(v * sent.cov, width) + free * old_dd
+        scatter_dd = covariance.unpack(v * sent.cov, width) + old.known * free * old_dd
         means = (now_C > least).sum() * sent.one.clamp(min=0) / len(ids)  # everyone's, for a sample
         pooled_dd = spread.within(scatter_dd, free, apart / (sent.pairs - means).clamp(min=1e-9))
         cov_dd = covariance.above_noise(old_dd + new * (pooled_dd - old_dd))  # [10]
@@ -337,7 +337,8 @@ def fedshrink(
         agreement = (old.agreement + new * sent.agreement).clamp(0, 1)
         same = (agreement / share_C.reshape(each).square().sum(1).mean().clamp(min=1e-9) / len(ids)).clamp(0, 1)
         between = spread.Between(apart / variance, sent.pairs, means, same)
-        t = old.spread + new * (spread.among(between) + old.known * moved / variance - old.spread)  # [11]
+        t = (spread.among(between) + old.known * moved / variance).clamp(-1, 100)
+        t = old.spread + new * (t - old.spread)  # [11]
         outer_dd, mean_d = cov_dd + (mean_Cd.T * share_C) @ mean_Cd / each[0], share_C @ mean_Cd / each[0]
         outer_DD = logistic.with_one(scale(v) ** 2 * outer_dd, scale(v) * mean_d)  # M
         up_CD = width**0.5 * sent.slope_CD - _LINEAR * old.linear_CD

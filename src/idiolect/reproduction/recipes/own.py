@@ -212,10 +212,8 @@ def _on_features(name: str, method: str, rounds: int) -> Cell:
 
 _EPSILONS = {"1": 5.783, "3": 2.378, "8": 1.211}
 """Noise multipliers, by epsilon at a delta of 1e-4 after 40 rounds of a quarter of the clients."""
-_PRIVATE = {
-    "fedavg_ft": "fedavg_ft", "fedlda": "fedlda", "pfedfda": "pfedfda", "fedshrink": "fedshrink:memory=0.9",
-}  # fmt: skip
-_RATES = (0.02, 0.05, 0.12)
+_PRIVATE = ("fedavg_ft", "fedlda", "pfedfda", "fedshrink")
+_RATES = (0.02, 0.05, 0.12, 0.3)
 _PRIVATE_RATE = {"fedavg_ft": 0.05, "fedlda": 0.12, "pfedfda": 0.12, "fedshrink": 0.05}
 """The best of ``_RATES`` in own/private_rates."""
 
@@ -228,18 +226,18 @@ def _private(epsilon: str, method: str, lr: float, data_seed: int) -> Cell:
         "batch_size": 8, "lr": lr, "momentum": 0.0, "evaluate_every": 40,
         "privacy": f"gaussian:norm=0.5,noise_multiplier={_EPSILONS[epsilon]},delta=0.0001",
     }  # fmt: skip
-    return cell(where | ({"lr": lr} if data_seed == 1 else {}), settings, _PRIVATE[method])
+    return cell(where | ({"lr": lr} if data_seed == 1 else {}), settings, method)
 
 
 def private_rates() -> Recipe:
-    """Three learning rates for each method of own/private, at epsilon 3, on other clients."""
+    """Four learning rates for each method of own/private, at epsilon 3, on other clients."""
     cells = tuple(_private("3", method, lr, 1) for method in _PRIVATE for lr in _RATES)
     return Recipe("own/private_rates", "", "results", cells, assumptions=("Of development. One seed, 0.",))
 
 
 def private() -> Recipe:
     """Client-level privacy with 2,000 small clients: what is left at epsilon 1, 3 and 8."""
-    cells = [_private(epsilon, method, _PRIVATE_RATE[method], 2) for epsilon in _EPSILONS for method in _PRIVATE]
+    cells = [_private(epsilon, method, _PRIVATE_RATE[method], 3) for epsilon in _EPSILONS for method in _PRIVATE]
     return Recipe("own/private", "", "results", tuple(cells), assumptions=("Three seeds are --seeds 0,1,2.",))
 
 
