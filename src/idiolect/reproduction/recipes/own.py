@@ -214,7 +214,7 @@ _EPSILONS = {"1": 5.783, "3": 2.378, "8": 1.211}
 """Noise multipliers, by epsilon at a delta of 1e-4 after 40 rounds of a quarter of the clients."""
 _PRIVATE = ("fedavg_ft", "fedlda", "pfedfda", "fedshrink")
 _RATES = (0.02, 0.05, 0.12, 0.3)
-_PRIVATE_RATE = {"fedavg_ft": 0.05, "fedlda": 0.12, "pfedfda": 0.12, "fedshrink": 0.05}
+_PRIVATE_RATE = {"fedavg_ft": 0.05, "fedlda": 0.12, "pfedfda": 0.3, "fedshrink": 0.12}
 """The best of ``_RATES`` in own/private_rates."""
 
 
