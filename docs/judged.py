@@ -236,7 +236,7 @@ def rates() -> list[str]:
     every = sorted({float(c.where["lr"]) for c in recipes.get(RATES).cells})
     chosen = ", ".join(f"{methods.get(m).title} {rate:g}" for m, rate in best.items())
     ends = [methods.get(m).title for m, rate in best.items() if rate in (every[0], every[-1])]
-    beyond = f"Those of {' and '.join(ends)} lie at an end of what was tried, so that another may be better for them."
+    beyond = f"For {' and '.join(ends)} the best is at an end of what was tried, so that another rate may be better."
     return [
         f"Each has the best of the learning rates {', '.join(f'{r:g}' for r in every)} on other clients, at epsilon 3,",
         f"one seed ([`{RATES}`](../reproduce.md)): {chosen}.",
