@@ -68,8 +68,8 @@ SETTINGS = {  # unless a table says otherwise
         "CIFAR10-S and CIFAR100-S the images of the first 50 clients are corrupted, to train and to test on."
     ),
     "fedlda": (
-        "20 clients who all take part, each with classes from a Dirichlet prior of 0.1 of its own and a fifth of its "
-        "samples to test on."
+        "20 clients, of whom 6 take part in a round and all in the last, each with classes from a Dirichlet prior of "
+        "0.1 of its own and a fifth of its samples to test on."
     ),
     "fedcr": (
         "100 clients of equal size, of whom 10 take part in a round; in non-iid_1 each has five classes (CIFAR-100: "

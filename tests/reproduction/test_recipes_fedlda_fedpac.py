@@ -173,9 +173,11 @@ def test_fedlda_trains_as_its_section_says():
         for found in cells(name):
             s = found.study
             assert (s.rounds, s.local_epochs, s.batch_size, s.clients) == (200, 5, 50, 20)
+            assert (s.participation, s.protocol.full_last_round) == (0.3, True)
             assert s.model == networks[found.where["model"]]
     options = cell("fedlda/table2", dataset="cifar100", model="wrn16_2", method="fedlda").study.methods[0].options
     assert (options["global_weight"], options["decorrelation"], options["ridge"]) == (0.5, 0.1, 1.0)
+    assert (options["decorrelate"], options["centre"]) == ("batch", "interpolated")
 
 
 @pytest.mark.parametrize(
