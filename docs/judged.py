@@ -223,11 +223,13 @@ def private(found: Found) -> list[str]:
         ahead.append(-np.inf if diverged(by_method[OURS]) else mean(by_method[OURS]) - mean(by_method["fedavg_ft"]))
     none = "None diverges" if "diverged" not in "".join(lines) else "Some diverge"
     goal = (
-        "is reached"
-        if min(ahead) >= 0
-        else f"is missed: the differences are {', '.join(f'{a:+.1f}' for a in ahead)} points"
+        "is reached" if min(ahead) >= 0 else f"is missed: the differences are {', '.join(map(_points, ahead))} points"
     )
     return [*lines, "", f"{none}. The goal, not below FedAvg-FT, {goal}."]
+
+
+def _points(ahead: float) -> str:
+    return f"{ahead:+.1f}" if np.isfinite(ahead) else "(diverged)"
 
 
 def rates() -> list[str]:
