@@ -22,7 +22,9 @@ from idiolect.core.errors import CodeError, Diverged
 from idiolect.core.method import Data, Down, Method, Task, Up, reduce
 from idiolect.engines import Processes, Sequential
 from idiolect.engines.vectorised import Vectorised
-from idiolect.simulation import Job, fit
+from idiolect.simulation import Job, Record, fit
+from idiolect.simulation.privacy import GaussianMechanism
+from idiolect.simulation.robust import NormBound
 
 ENGINES = [Sequential, partial(Processes, 2), partial(Vectorised, device="cpu")]
 FORMS: dict[str, tuple[Tensor, Callable[[Tensor], Any], str]] = {
@@ -110,3 +112,49 @@ def test_what_diverged_has_a_name(engine: Any, where: str, said: str) -> None:
     with engine() as runs_on, pytest.raises(Diverged) as caught:
         fit(job, runs_on, rounds=2, participation=0.5)
     assert said in str(caught.value)
+
+
+def failing(task: Task, *, where: str, sends: bool = True, personal: bool = True) -> Method:
+    """Client 1's training is not finite; a state is the client's number and how often it has trained."""
+
+    def local(down: Down, client: Tensor, data: Data, key: Tensor) -> Any:
+        def number(at: str, value: float) -> Tensor:
+            return torch.where((client[0] == 1) & (at == where), torch.nan, value)
+
+        up = Up(number("up", 1.0) * torch.ones(2)) if sends else Up()
+        return client + number("client", 1.0) * torch.tensor([0.0, 1.0]), up, {"loss": number("info", 1.0)}
+
+    return Method(
+        lambda key: torch.zeros(2), lambda key, id: torch.stack([id.float(), torch.zeros(())]),
+        lambda server, ids: Down(server), local, reduce.sum(),
+        lambda server, up, ids: (server + up.value if sends else server, {}), lambda down, client, data, key: client,
+        lambda down, client, x_B: torch.full((len(x_B), toy.CLASSES), 1 / toy.CLASSES).log(), own_start=True,
+    )  # fmt: skip
+
+
+@pytest.mark.parametrize(
+    "defence", [NormBound(multiple=9), GaussianMechanism(norm=9, noise_multiplier=1e-9, delta=0.1)]
+)
+@pytest.mark.parametrize("where", ["client", "up", "info"])
+@pytest.mark.parametrize("engine", ENGINES, ids=["sequential", "processes", "vectorised"])
+def test_one_training_that_is_not_finite_is_refused_where_uploads_can_be(engine: Any, where: str, defence: Any) -> None:
+    """It counts for nothing, and the client goes on from the state that it had; without a defence the run ends."""
+    job = Job("failing", partial(failing, toy.task(), where=where), toy.shared(), 3)
+    part, records = "robust" if isinstance(defence, NormBound) else "privacy", list[Record]()
+    with engine() as runs_on:
+        end = fit(job._replace(**{part: defence}), runs_on, rounds=2, on_round=lambda s, new, t: records.extend(new))
+        with pytest.raises(Diverged, match=f"client 1, round 1, local: training diverged \\({where}"):
+            fit(job, runs_on, rounds=2)
+    clients = range(toy.shared().trained)
+    refused = [(r.round, r.client) for r in records if r.metric == "refused"]
+    assert refused == [(1, 1), (2, 1)]
+    assert {r.client for r in records if r.metric == "loss" and r.stage == "local"} == {*clients} - {1}
+    torch.testing.assert_close(end.server, torch.full((2,), 2.0 * (len(clients) - 1)), atol=1e-6, rtol=0)
+    assert [client.tolist() for client in end.clients] == [[i, 0 if i == 1 else 2] for i in clients]
+
+
+def test_a_training_that_sends_nothing_and_is_not_finite_ends_the_run() -> None:
+    """There is no upload that could be refused, so nobody would hear of it."""
+    job = Job("failing", partial(failing, toy.task(), where="client", sends=False), toy.shared(), 3, robust=NormBound())
+    with Sequential() as loop, pytest.raises(Diverged, match="client 1, round 1, local: training diverged"):
+        fit(job, loop, rounds=1)

@@ -23,7 +23,7 @@ def facts(run: Run) -> list[tuple[str, str]]:
         lines.append(("Secure aggregation", "the server had the sum of each round's uploads alone"))
     if run.study.get("privacy"):
         spec = Spec.model_validate(run.study["privacy"])
-        lines.append(("Privacy", f"{plain(spec)}; {epsilon(run)}"))
+        lines.append(("Privacy", f"{plain(spec)}; {epsilon(run)}{_refused(run)}"))
     return lines
 
 
@@ -54,5 +54,5 @@ def honest(run: Run) -> str:
 
 def caption(run: Run) -> str:
     """The same under the table of a terminal, with the privacy that was spent."""
-    private = f"Privacy: {epsilon(run)}." if run.study.get("privacy") else ""
+    private = f"Privacy: {epsilon(run)}{_refused(run)}." if run.study.get("privacy") else ""
     return " ".join(filter(None, (honest(run), private)))

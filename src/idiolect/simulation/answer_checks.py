@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import torch
 from torch import Tensor
 
 from idiolect.core import tree
@@ -32,6 +33,31 @@ def check_state(where: str, function: str, state: Tree, before: Tree) -> None:
             fix = "let init_client return a state of the form that local returns"
         wrong = f"{function} does not return the client's state in the form that it got ({what})"
         raise CodeError(f"{where}: {wrong}: {fix}")
+
+
+def refusal(where: str, answer: tuple[Tree, Up, Tree], *, can_refuse: bool) -> Up | None:
+    """What a client uploads for a training that is not finite, where a robust rule or privacy refuses it.
+
+    So one client's training counts for nothing, in place of ending the run of all.
+
+    Args:
+        where: it happened.
+        answer: the client's state, its upload and its info.
+        can_refuse: whether there is a rule or privacy.
+
+    Returns:
+        An upload without a finite number; None if the answer is finite.
+
+    Raises:
+        Diverged: the answer is not finite, and nothing refuses it.
+    """
+    named, up = dict(zip(("client", "up", "info"), answer, strict=True)), answer[1]
+    if tree.not_finite(named) is None:
+        return None
+    if not can_refuse or not any(a.is_floating_point() for a in tree.leaves(up.value)):
+        check_finite(where, named)
+    nothing = tree.map(lambda a: torch.full_like(a, torch.nan) if a.is_floating_point() else a, up.value)
+    return up._replace(value=nothing)
 
 
 def check_finite(where: str, result: Tree) -> None:

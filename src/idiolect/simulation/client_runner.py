@@ -21,7 +21,7 @@ from idiolect.core.reduction import Branch, Reduction
 from idiolect.core.tree import Tree
 from idiolect.data import FederatedData
 from idiolect.simulation import attacks, measures, summing, target_measures, thresholds, uploads
-from idiolect.simulation.answer_checks import check_finite, check_state, not_of_local
+from idiolect.simulation.answer_checks import check_finite, check_state, not_of_local, refusal
 from idiolect.simulation.privacy import GaussianMechanism, Releases
 from idiolect.simulation.representation_metrics import gaussianity, plane, standardise
 from idiolect.simulation.robust import Rule
@@ -226,7 +226,7 @@ class ClientRunner:
             state, up, info = answer
             check_state(where, "local", state, client)
             result = LocalResult(tree.copy(state), tree.copy(up), tree.copy(info))
-        return self.outgoing(round, id, result)
+        return self.outgoing(round, id, result, client)
 
     def _stand_by(self, round: int, id: int, down: Down, client: Tree) -> LocalResult:
         where = self.where(round, id, "stand_by")
@@ -239,19 +239,19 @@ class ClientRunner:
         check_finite(where, {"client": state})
         return result
 
-    def outgoing(self, round: int, id: int, result: LocalResult) -> LocalResult:
+    def outgoing(self, round: int, id: int, result: LocalResult, before: Tree) -> LocalResult:
         """A client's result, checked, with its upload after the job's steps and, if it attacks, its attack.
 
         Raises:
-            Diverged: something is not finite.
+            Diverged: something is not finite, and nothing refuses it. Where it is refused, the state is the one before.
         """
-        where = self.where(round, id, "local")
-        check_finite(where, {"client": result.client, "up": result.up, "info": result.info})
+        where, can_refuse = self.where(round, id, "local"), bool(self.job.robust or self.job.privacy)
+        if (refused := refusal(where, result[:3], can_refuse=can_refuse)) is not None:
+            return LocalResult(before, refused, {})
         if not (self.job.uploads or self.job.attacks or self.job.secure):
             return result
         with blame(f"{where}: upload"):
-            draws = keys.key(self.job.hidden_seed, round, id, "upload")
-            up = uploads.apply_steps(self.job.uploads, result.up, draws)
+            up = uploads.apply_steps(self.job.uploads, result.up, keys.key(self.job.hidden_seed, round, id, "upload"))
             key = keys.key(self.job.seed, round, id, "attack")
             up = up._replace(value=attacks.apply_attacks(self.job.attacks, up.value, id, key))
             if self.job.secure:

@@ -294,7 +294,7 @@ class Chunks:
         job = self._runner.job
         if tree.not_finite(back) is None and not (job.uploads or job.attacks or job.secure):
             return results
-        return [self._runner.outgoing(round, i, result) for i, result in zip(ids, results, strict=True)]
+        return [self._runner.outgoing(round, i, one, old) for i, one, old in zip(ids, results, clients, strict=True)]
 
     def _stand_by(
         self, round: int, ids: Sequence[int], shared: Tree, own: Tree, clients: Sequence[Tree]
