@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -22,7 +22,7 @@ from idiolect.core.errors import CodeError, Diverged
 from idiolect.core.method import Data, Down, Method, Task, Up, reduce
 from idiolect.engines import Processes, Sequential
 from idiolect.engines.vectorised import Vectorised
-from idiolect.simulation import Job, Record, fit
+from idiolect.simulation import Job, Record, adding, fit
 from idiolect.simulation.privacy import GaussianMechanism
 from idiolect.simulation.robust import NormBound
 
@@ -114,12 +114,12 @@ def test_what_diverged_has_a_name(engine: Any, where: str, said: str) -> None:
     assert said in str(caught.value)
 
 
-def failing(task: Task, *, where: str, sends: bool = True, personal: bool = True) -> Method:
-    """Client 1's training is not finite; a state is the client's number and how often it has trained."""
+def failing(task: Task, *, where: str, who: Sequence[int] = (1,), sends: bool = True, personal: bool = True) -> Method:
+    """Some clients' training is not finite; a state is a client's number and how often it has trained."""
 
     def local(down: Down, client: Tensor, data: Data, key: Tensor) -> Any:
         def number(at: str, value: float) -> Tensor:
-            return torch.where((client[0] == 1) & (at == where), torch.nan, value)
+            return torch.where((client[0] == torch.tensor(who)).any() & (at == where), torch.nan, value)
 
         up = Up(number("up", 1.0) * torch.ones(2)) if sends else Up()
         return client + number("client", 1.0) * torch.tensor([0.0, 1.0]), up, {"loss": number("info", 1.0)}
@@ -132,17 +132,20 @@ def failing(task: Task, *, where: str, sends: bool = True, personal: bool = True
     )  # fmt: skip
 
 
-@pytest.mark.parametrize(
-    "defence", [NormBound(multiple=9), GaussianMechanism(norm=9, noise_multiplier=1e-9, delta=0.1)]
-)
+DEFENCES = {
+    "robust": NormBound(multiple=9), "privacy": GaussianMechanism(norm=9, noise_multiplier=1e-9, delta=0.1)
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("defence", DEFENCES)
 @pytest.mark.parametrize("where", ["client", "up", "info"])
 @pytest.mark.parametrize("engine", ENGINES, ids=["sequential", "processes", "vectorised"])
-def test_one_training_that_is_not_finite_is_refused_where_uploads_can_be(engine: Any, where: str, defence: Any) -> None:
+def test_one_training_that_is_not_finite_is_refused_where_uploads_can_be(engine: Any, where: str, defence: str) -> None:
     """It counts for nothing, and the client goes on from the state that it had; without a defence the run ends."""
     job = Job("failing", partial(failing, toy.task(), where=where), toy.shared(), 3)
-    part, records = "robust" if isinstance(defence, NormBound) else "privacy", list[Record]()
+    with_defence, records = job._replace(**{defence: DEFENCES[defence]}), list[Record]()
     with engine() as runs_on:
-        end = fit(job._replace(**{part: defence}), runs_on, rounds=2, on_round=lambda s, new, t: records.extend(new))
+        end = fit(with_defence, runs_on, rounds=2, on_round=lambda s, new, t: records.extend(new))
         with pytest.raises(Diverged, match=f"client 1, round 1, local: training diverged \\({where}"):
             fit(job, runs_on, rounds=2)
     clients = range(toy.shared().trained)
@@ -151,6 +154,17 @@ def test_one_training_that_is_not_finite_is_refused_where_uploads_can_be(engine:
     assert {r.client for r in records if r.metric == "loss" and r.stage == "local"} == {*clients} - {1}
     torch.testing.assert_close(end.server, torch.full((2,), 2.0 * (len(clients) - 1)), atol=1e-6, rtol=0)
     assert [client.tolist() for client in end.clients] == [[i, 0 if i == 1 else 2] for i in clients]
+
+
+@pytest.mark.parametrize("defence", DEFENCES)
+def test_a_round_in_which_everybody_is_refused_ends_the_run(defence: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Else noise alone would move the server, and nobody would know that training diverges."""
+    build = partial(failing, toy.task(), where="up", who=range(toy.shared().trained))
+    job = Job("failing", build, toy.shared(), 3)._replace(**{defence: DEFENCES[defence]})
+    for few in (128, 1):  # one by one, and added up on the way
+        monkeypatch.setattr(adding, "_FEW", few)
+        with Sequential() as loop, pytest.raises(Diverged, match="failing: round 1, uploads: none is finite"):
+            fit(job, loop, rounds=2)
 
 
 def test_a_training_that_sends_nothing_and_is_not_finite_ends_the_run() -> None:

@@ -123,6 +123,11 @@ class Tally(NamedTuple):
     notes: list[reception.Note]
 
 
+def no_upload(job: Job, number: int) -> Diverged:
+    """The error of a round in which every upload was refused."""
+    return Diverged(f"{job.name}: round {number}, uploads: none is finite; look at the clients' data and settings")
+
+
 def tally_of_sums(
     job: Job, method: Method, number: int, answers: Sequence[tuple[int, int, LocalResult]], count: int
 ) -> Tally:
@@ -167,7 +172,7 @@ def tally_of_uploads(job: Job, method: Method, number: int, answers: list[tuple[
             ups.append(up)
         del one, up
     if not ups:
-        raise Diverged(f"{job.name}: round {number}, uploads: none is finite; look at the clients' data and settings")
+        raise no_upload(job, number)
     like = tree.map(lambda a: a.to("meta"), ups[0])
     reduction = Reduction(method.reduce, like)
     up_m, notes = reception.robust(job, reduction, ids, tree.gather(ups))

@@ -17,7 +17,7 @@ from idiolect.core.method import Down, Info, Method, Reduced
 from idiolect.core.reduce import needs_each
 from idiolect.core.tree import Tree
 from idiolect.simulation import reception, records
-from idiolect.simulation.adding import Places, adds, tally_of_sums, tally_of_uploads
+from idiolect.simulation.adding import Places, adds, no_upload, tally_of_sums, tally_of_uploads
 from idiolect.simulation.client_runner import EvaluationResult, Job, LocalResult, Phase, Stop, Watch
 from idiolect.simulation.client_store import LazyStates, store
 from idiolect.simulation.interfaces import Engine, Keep, Record, State, TrainingJob
@@ -286,6 +286,8 @@ class _Run:
                 uploads = [(i, one) for _, i, one in results]
                 results.clear()
                 tally = tally_of_uploads(job, self.method, number, uploads)
+        if sample and len(tally.refusals) == len(ids):
+            raise no_upload(job, number)
         log += records.of_wire(number, ids, down, len(addressees), reception.nbytes(job, tally.like))
         sums = tally.sums if sample else tree.map(torch.zeros_like, tally.sums)
         with blame(f"{job.name}: server, round {number}, uploads"):
