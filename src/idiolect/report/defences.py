@@ -31,7 +31,7 @@ def _refused(run: Run) -> str:
     """How many uploads were refused or scaled."""
     notes = run.records[run.records["stage"] == "server"]
     counts = {what: int((notes["metric"] == what).sum()) for what in ("refused", "scaled")}
-    return "".join(f"; {count:,} uploads {what}" for what, count in counts.items() if count)
+    return "".join(f"; {count:,} upload{'s' * (count > 1)} {what}" for what, count in counts.items() if count)
 
 
 def epsilon(run: Run) -> str:
