@@ -121,6 +121,8 @@ def page(report: Report, tables: Mapping[str, Table]) -> str:
         "Fashion-MNIST, 150 rounds; and [clients as they are in nature](natural.md), without schools, whose error is",
         "not in points.\n",
         *judged.section(judged.CELLS, judged.report),
+        "\n## What was learned",
+        listed((RESULTS / "own" / "table6" / f"found-{ours}.txt").read_text(encoding="utf-8").splitlines()),
         "\n## One round on frozen features\n",
         "The features are MiniLM's of texts and EfficientNet-Lite0's of images, and stay as they are. The others train",
         "heads on them for fifty rounds. The best of them is bold. The learning rate is 0.01 and was not tuned.\n",
