@@ -153,10 +153,10 @@ class _Stop(Watcher):
 def test_a_training_that_diverges_ends_all(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     real = client_runner.ClientRunner.outgoing
 
-    def diverge(self: Any, round: int, id: int, trained: Any) -> Any:
+    def diverge(self: Any, round: int, id: int, *trained: Any) -> Any:
         if round == 2 and self.job.name == "fedavg":
             raise Diverged(f"{self.where(round, id, 'local')}: training diverged")
-        return real(self, round, id, trained)
+        return real(self, round, id, *trained)
 
     monkeypatch.setattr(client_runner.ClientRunner, "outgoing", diverge)
     result = idl.run(STUDY, tmp_path / "r", engine="sequential")
