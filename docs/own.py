@@ -93,10 +93,14 @@ def table(report: Report, recipe: Recipe) -> Table:
         for seed in seeds if cell.study else ():
             run = digest(cell.study), seed
             has[run] = has.get(run, True) and seed in known
-    path = RESULTS / recipe.name / f"found-{report.ours}.txt"
-    said = path.read_text(encoding="utf-8").splitlines() if path.exists() else []
-    said = [*(f"Not run: {where}; {why}." for where, why in absent.items()), *said]
+    said = [*(f"Not run: {where}; {why}." for where, why in absent.items()), *said_of(recipe.name, report.ours)]
     return Table(made, len(has), sum(has.values()), said)
+
+
+def said_of(recipe: str, ours: str) -> list[str]:
+    """What people write of a recipe's results, a line for each point; none where there is no such file."""
+    path = RESULTS / recipe / f"found-{ours}.txt"
+    return path.read_text(encoding="utf-8").splitlines() if path.exists() else []
 
 
 def seeds_of(recipe: str) -> tuple[int, ...]:
@@ -122,7 +126,7 @@ def page(report: Report, tables: Mapping[str, Table]) -> str:
         "not in points.\n",
         *judged.section(judged.CELLS, judged.report),
         "\n## What was learned",
-        listed((RESULTS / "own" / "table6" / f"found-{ours}.txt").read_text(encoding="utf-8").splitlines()),
+        listed(said_of("own/table6", ours)),
         "\n## One round on frozen features\n",
         "The features are MiniLM's of texts and EfficientNet-Lite0's of images, and stay as they are. The others train",
         "heads on them for fifty rounds. The best of them is bold. The learning rate is 0.01 and was not tuned.\n",
