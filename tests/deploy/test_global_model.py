@@ -35,10 +35,10 @@ OWN_ALONE = [
 WITH_OWN = ["apfl", "fedah", "fedcp", "fedcr", "fedgh", "fedper", "fedrep", "fedtgp", "gpfl", "lg_fedavg"]
 """Methods whose equation of the prediction has what the client received, and weights of its own that are drawn."""
 RECEIVED = [
-    "ccvr", "cfl", "elastic", "fedadmm", "fedap", "fedavg", "fedavg_ft", "fedbabu", "fedbn", "fedcac", "fedcross",
-    "feddbe", "feddyn", "fedem", "fedgc", "fedgen", "fedlc", "fedlda", "fedntd", "fedpac", "fedprox", "fedrod",
-    "fedshrink", "fedsr", "floco", "flute", "hypcluster", "knnper", "moon", "perfedavg", "pfedfda", "pfedhn", "pfedla",
-    "scaffold",
+    "ccvr", "cfl", "elastic", "fedadmm", "fedap", "fedavg", "fedavg_ft", "fedbabu", "fedbn", "fedcac", "fedcgs",
+    "fedcross", "feddbe", "feddyn", "fedem", "fedgc", "fedgen", "fedlc", "fedlda", "fedntd", "fedpac", "fedprox",
+    "fedrod", "fedshrink", "fedsr", "floco", "flute", "hypcluster", "knnper", "moon", "perfedavg", "pfedfda", "pfedhn",
+    "pfedla", "scaffold",
 ]  # fmt: skip
 """Methods whose equation of a newcomer's prediction has only what it received."""
 

@@ -32,6 +32,7 @@ OF_CLASSES = {
     "ccvr",
     "fd",
     "fedas",
+    "fedcgs",
     "fedcr",
     "fedgc",
     "fedgen",

@@ -31,6 +31,7 @@ OF_CLASSES = {
     "ccvr",
     "fd",
     "fedas",
+    "fedcgs",
     "fedcr",
     "fedgc",
     "fedgen",

@@ -48,6 +48,7 @@ _METHODS: dict[str, str | None] = {
     "local": "local",
     "fedavg": "fedavg_ft",  # before it tunes: one run measures both
 }
+_ONE_ROUND = {"fedcgs_own": "fedcgs:prior=own"}
 _RIVALS = ("fedshrink", "fedlda", "fedpac", "pfedfda", "pfedfda_0.1", "fedcr", "local")
 _FEDSHRINK_WITHOUT = {
     "fedshrink": "fedshrink",
@@ -192,9 +193,9 @@ _ON_FEATURES: dict[str, dict[str, Any]] = {
 
 
 def one_round() -> Recipe:
-    """One round of FedShrink on frozen features beside fifty of others, which train heads on the same features."""
+    """One round of FedShrink and of FedCGS on frozen features, beside fifty of others, which train heads on them."""
     heads = ("fedshrink", "local", "fedavg", "fedavg_ft", "fedrep", "ditto", "fedlda", "fedpac")
-    each = [("fedshrink", 1), *((method, 50) for method in heads)]
+    each = [("fedshrink", 1), ("fedcgs", 1), ("fedcgs_own", 1), *((method, 50) for method in heads)]
     cells = [_on_features(name, method, rounds) for name in _ON_FEATURES for method, rounds in each]
     needs = "The network of images needs the folder examples on PYTHONPATH, and what examples/lite0.py names."
     return Recipe("own/one_round", "", "results", tuple(cells), assumptions=("Three seeds are --seeds 0,1,2.", needs))
@@ -207,7 +208,8 @@ def _on_features(name: str, method: str, rounds: int) -> Cell:
         "weight_decay": 5e-4, "evaluate_every": rounds,
     }  # fmt: skip
     with no_imports():  # of a network that may not be there: its results can be shown all the same
-        return cell(where, settings, _METHODS.get(method) or method, stage="received" if method == "fedavg" else None)
+        use = _ONE_ROUND.get(method) or _METHODS.get(method) or method
+        return cell(where, settings, use, stage="received" if method == "fedavg" else None)
 
 
 _EPSILONS = {"1": 5.783, "3": 2.378, "8": 1.211}

@@ -1,0 +1,116 @@
+"""FedCGS: a round by hand, its options and its traps."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+import oracle as o
+import pytest
+import torch
+from oracle import close
+from scipy.special import log_softmax
+from sklearn.discriminant_analysis import LinearDiscriminantAnalysis
+
+from idiolect import methods
+from idiolect.core import tree
+from idiolect.core.method import Up
+from idiolect.core.reduction import reduced
+from idiolect.methods.fedcgs import Shared, Sums
+from idiolect.statistics import covariance
+from idiolect.statistics.gaussian import LinearHead
+
+ROWS = o.federation()
+BODY = o.weights(2)
+TEST = np.random.default_rng(8).normal(size=(7, o.INPUTS))
+
+
+def state() -> Shared:
+    return Shared(o.body_of(BODY), LinearHead(torch.zeros(o.CLASSES, o.WIDTH), torch.zeros(o.CLASSES)), torch.zeros(()))
+
+
+def pooled() -> tuple[np.ndarray, np.ndarray]:
+    """Features and labels of all participants together."""
+    x, y = (np.concatenate(parts) for parts in zip(*(ROWS[k] for k in o.IDS), strict=True))
+    return o.embed(BODY, x), y
+
+
+def after(options: dict[str, Any], client: int) -> np.ndarray:
+    """What a client predicts with after one round."""
+    method = methods.build("fedcgs", options, o.task())
+    server = o.round_of(method, state(), dict.fromkeys(o.IDS, ()), ROWS)[0]
+    down = o.one(method, server, client)
+    own = method.personalise(down, (), o.data(*ROWS[client]), o.key())
+    return method.predict(down, own, torch.tensor(TEST)).numpy()
+
+
+@pytest.mark.parametrize("client", [0, 2])
+@pytest.mark.parametrize("prior", ["everyone", "own"])
+@pytest.mark.parametrize("about", ["total", "within"])
+@pytest.mark.parametrize("shrinkage", [0.0, 0.2])
+def test_head_is_that_of_all_samples_in_one_place(about: str, prior: str, shrinkage: float, client: int) -> None:
+    z, y = pooled()
+    mean = np.stack([z[y == c].mean(0) for c in range(o.CLASSES)])
+    cov = np.cov(z.T) if about == "total" else (z - mean[y]).T @ (z - mean[y]) / (len(y) - 1)
+    cov = (1 - shrinkage) * cov + shrinkage * np.trace(cov) / len(cov) * np.eye(len(cov))
+    w = np.linalg.solve(cov, mean.T).T
+    b = o.prior(ROWS[client][1] if prior == "own" else y, o.CLASSES) - 0.5 * (w * mean).sum(1)
+    want = log_softmax(o.embed(BODY, TEST) @ w.T + b, 1)
+    close(after({"covariance": about, "prior": prior, "shrinkage": shrinkage}, client), want, rtol=1e-5, atol=1e-5)
+
+
+def test_within_is_scikit_learns_linear_discriminant_analysis() -> None:
+    """Its covariance divides by n, and this one by n - 1, which is put right here."""
+    z, y = pooled()
+    theirs = LinearDiscriminantAnalysis(solver="lsqr").fit(z, y)
+    change = (len(y) - 1) / len(y)
+    w, b = change * theirs.coef_, change * (theirs.intercept_ - np.log(theirs.priors_)) + o.prior(y, o.CLASSES)
+    want = log_softmax(o.embed(BODY, TEST) @ w.T + b, 1)
+    close(after({"covariance": "within", "shrinkage": 0.0}, 0), want, rtol=1e-5, atol=1e-5)
+
+
+def test_what_is_sent_adds_up() -> None:
+    method = methods.build("fedcgs", {}, o.task())
+    up = o.round_of(method, state(), dict.fromkeys(o.IDS, ()), ROWS)[2]
+    for at, k in enumerate(o.IDS):
+        z, y = o.embed(BODY, ROWS[k][0]), ROWS[k][1]
+        sent = tree.rows(up, at)
+        close(sent.value.sum_Cd, np.stack([z[y == c].sum(0) for c in range(o.CLASSES)]))
+        close(covariance.unpack(sent.value.outer, o.WIDTH), z.T @ z)
+        close(sent.weight, np.bincount(y, minlength=o.CLASSES))
+
+
+def test_body_stays_and_rounds_repeat() -> None:
+    method = methods.build("fedcgs", {}, o.task())
+    first = o.round_of(method, state(), dict.fromkeys(o.IDS, ()), ROWS)[0]
+    second = o.round_of(method, first, dict.fromkeys(o.IDS, ()), ROWS)[0]
+    for one, other in ((first, second), (first.body, state().body)):
+        assert all(torch.equal(a, b) for a, b in zip(tree.leaves(one), tree.leaves(other), strict=True))
+
+
+def test_a_class_that_nobody_has_is_unlikely_and_breaks_nothing() -> None:
+    method = methods.build("fedcgs", {}, o.task())
+    data = o.data(*(part[ROWS[0][1] > 0] for part in ROWS[0]))
+    sent = method.local(o.one(method, state(), 0), (), data, o.key())[1]
+    server, _ = method.aggregate(state(), reduced(method.reduce, tree.stack([sent])), torch.tensor([0]))
+    logp = method.predict(o.one(method, server, 0), (), torch.tensor(TEST))
+    assert logp.isfinite().all()
+    close(logp.exp().sum(1), np.ones(len(TEST)))
+    assert (logp.argmax(1) > 0).all()
+
+
+def test_one_sample_makes_a_nearest_mean() -> None:
+    method = methods.build("fedcgs", {}, o.task())
+    x, y = (part[:1] for part in ROWS[0])
+    sent = method.local(o.one(method, state(), 0), (), o.data(x, y), o.key())[1]
+    server, _ = method.aggregate(state(), reduced(method.reduce, tree.stack([sent])), torch.tensor([0]))
+    close(server.head.weight_Cd, np.tile(o.embed(BODY, x), (o.CLASSES, 1)), rtol=1e-5, atol=1e-6)
+
+
+def test_sums_that_noise_has_moved_still_give_a_head() -> None:
+    method = methods.build("fedcgs", {}, o.task())
+    sent = method.local(o.one(method, state(), 0), (), o.data(*ROWS[0]), o.key())[1]
+    noise = 5 * torch.randn(sent.value.outer.shape, generator=torch.Generator().manual_seed(0)).double()
+    noisy = Up(Sums(sent.value.sum_Cd, sent.value.outer + noise), sent.weight)
+    server, _ = method.aggregate(state(), reduced(method.reduce, tree.stack([noisy])), torch.tensor([0]))
+    assert server.head.weight_Cd.isfinite().all()
