@@ -190,9 +190,9 @@ def one_round(found: Found) -> list[str]:
     """A row for each data set: one round of FedShrink and of FedCGS, fifty of FedShrink, and fifty of the others."""
     names = [m for m in found[next(where for where in found if where[1] != "1")] if m != OURS]
     lines = [
-        "| data | FedShrink, one round | FedCGS, one round | FedCGS, own priors | FedShrink, fifty "
+        "| data | FedShrink, one round | FedCGS, one round | own priors | own priors, shrinkage 0.3 | FedShrink, fifty "
         f"| {' | '.join(methods.get(m).title for m in names)} | one round less the best of the others |",
-        "| :-- |" + " --: |" * (len(names) + 5),
+        "| :-- |" + " --: |" * (len(names) + 6),
     ]
     behind = list[float]()
     for data in dict.fromkeys(where[0] for where in found):
@@ -200,7 +200,7 @@ def one_round(found: Found) -> list[str]:
         values = [mean(many[m]) for m in names]
         best = max(values)
         cells = " | ".join(f"**{v:.1f}**" if v == best else f"{v:.1f}" for v in values)
-        first, *others = (mean(once[name]) for name in (OURS, "fedcgs", "fedcgs_own"))
+        first, *others = (mean(once[name]) for name in (OURS, "fedcgs", "fedcgs_own", "fedcgs_shrunk"))
         ours = " | ".join(f"{v:.1f}" for v in (first, *others, mean(many[OURS])))
         lines.append(f"| {data} | {ours} | {cells} | {first - best:+.1f} |")
         behind.append(best - first)

@@ -95,15 +95,17 @@ def test_a_method_of_which_a_seed_diverged_is_not_the_best() -> None:
 
 
 def test_one_round_is_compared_with_the_best_after_fifty() -> None:
+    ours = {"fedcgs": 85, "fedcgs_own": 95, "fedcgs_shrunk": 96}
     cells: dict[tuple[str, ...], Any] = {
-        ("news", "1"): {"fedshrink": {0: result(90)}},
+        ("news", "1"): {m: {0: result(v)} for m, v in {"fedshrink": 90, **ours}.items()},
         ("news", "50"): {m: {0: result(v)} for m, v in {"fedshrink": 93, "local": 80, "fedpac": 92}.items()},
     }
     row, _, goal = judged.one_round(cells)[2:]
-    assert row == "| news | 90.0 | 93.0 | 80.0 | **92.0** | -2.0 |"
+    assert row == "| news | 90.0 | 85.0 | 95.0 | 96.0 | 93.0 | 80.0 | **92.0** | -2.0 |"
     assert goal.endswith("on three of four, is missed: on 0.")
     for n in range(3):
-        cells |= {(f"{n}", "1"): {"fedshrink": {0: result(91)}}, (f"{n}", "50"): cells["news", "50"]}
+        once = cells["news", "1"] | {"fedshrink": {0: result(91)}}
+        cells |= {(f"{n}", "1"): once, (f"{n}", "50"): cells["news", "50"]}
     assert judged.one_round(cells)[-1].endswith("on three of four, is reached: on 3.")
 
 

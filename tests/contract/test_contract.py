@@ -134,12 +134,14 @@ def test_check_finds(check: str, specimen: toy.Build, tmp_path: Path, shared: di
 
 NORMS = ["inputs_unchanged", "hard_clients", "declaration_fits", "newcomers_join", "predicts_probabilities"]
 WITH_NORMS = [
-    *((name, check) for name in methods.names() for check in NORMS),
+    *((name, check) for name in methods.names() for check in NORMS if (name, check) != ("fedcgs", "hard_clients")),
     *((name, check) for check in ("engines_agree", "resumes_exactly", "relabelling_invisible", "one_participant")
       for name in ("fedavg", "scaffold", "ditto", "fedem", "fedkd", "floco", "fedpac", "pfedfda", "fedcr",
                    "fedshrink")),
 ]  # fmt: skip
-"""The last four carry all arrays of a state alike: some methods, whose states have every form, stand for all."""
+"""The last four carry all arrays of a state alike: some methods, whose states have every form, stand for all. FedCGS
+takes no step, and its features of one sample alone are 0 after a batch normalisation: nothing shows that it was there.
+"""
 
 
 LONGER: dict[str, dict[str, object]] = {"fedper": {"tuning_epochs": 10}, "pfedhn": {"steps": 40}}  # with few samples
@@ -234,7 +236,7 @@ OTHER = {
     "head_epochs": 3, "predict_with": {"fedcr": "logits", "fedproto": "prototypes", "fedtgp": "head"},
     "tuning_epochs": 2, "joining_steps": 1, "joining_epochs": 1, "samples": 2, "tune_body": True, "personal": "own",
     "folds": 2, "share_samples": 1.0, "min_count_adapt": 1, "drop_last_adapt": True, "tuning": "all",
-    "tuning_steps": 2, "head_ridge": 0.1,
+    "tuning_steps": 2, "head_ridge": 0.1, "prior": "own",
 }  # fmt: skip
 
 

@@ -78,7 +78,7 @@ def test_a_round_is_that_of_a_lower_rate(name: str, schedule: Schedule, round: i
     _, want = trained(name, options | slow, (round, rounds), optimiser=replace(o.RULE, lr=o.RULE.lr * factor))
     assert same(got, want)
     _, fast = trained(name, options | rates, (round, rounds))
-    assert not same(got, fast), "the rate changes nothing"
+    assert same(got, fast) == (name == "fedcgs"), "only FedCGS, which takes no step, has no rate"
 
 
 @pytest.mark.parametrize("rule", [SGD(0.05, 0.0, 0.0, clip=0.2), Adam(0.01), AdamW(0.01, weight_decay=0.3)], ids=str)

@@ -20,17 +20,16 @@ def require_sgd(task: Task, method: str, because: str) -> SGD:
     return rule
 
 
-def require_unweighted(task: Task, method: str) -> None:
-    """Check that the classes of a task weigh alike, for a method whose training has a loss of its own.
+def require_unweighted(
+    task: Task, method: str, because: str = "has a loss of its own, which knows no class_weights"
+) -> None:
+    """Check that the classes of a task weigh alike, for a method to which other weights would mean nothing.
 
     Raises:
         InputError: they do not.
     """
     if task.loss is not OBJECTIVES[task.kind].loss:
-        raise InputError(
-            f"method {method} has a loss of its own, which knows no class_weights: leave class_weights out, or this "
-            "method"
-        )
+        raise InputError(f"method {method} {because}: leave class_weights out, or this method")
 
 
 def require_classes(task: Task, method: str, because: str) -> None:

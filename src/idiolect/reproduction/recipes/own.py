@@ -48,7 +48,9 @@ _METHODS: dict[str, str | None] = {
     "local": "local",
     "fedavg": "fedavg_ft",  # before it tunes: one run measures both
 }
-_ONE_ROUND = {"fedcgs_own": "fedcgs:prior=own"}
+_ONE_ROUND = {
+    "fedcgs": "fedcgs", "fedcgs_own": "fedcgs:prior=own", "fedcgs_shrunk": "fedcgs:prior=own,shrinkage=0.3"
+}  # fmt: skip
 _RIVALS = ("fedshrink", "fedlda", "fedpac", "pfedfda", "pfedfda_0.1", "fedcr", "local")
 _FEDSHRINK_WITHOUT = {
     "fedshrink": "fedshrink",
@@ -195,7 +197,7 @@ _ON_FEATURES: dict[str, dict[str, Any]] = {
 def one_round() -> Recipe:
     """One round of FedShrink and of FedCGS on frozen features, beside fifty of others, which train heads on them."""
     heads = ("fedshrink", "local", "fedavg", "fedavg_ft", "fedrep", "ditto", "fedlda", "fedpac")
-    each = [("fedshrink", 1), ("fedcgs", 1), ("fedcgs_own", 1), *((method, 50) for method in heads)]
+    each = [("fedshrink", 1), *((method, 1) for method in _ONE_ROUND), *((method, 50) for method in heads)]
     cells = [_on_features(name, method, rounds) for name in _ON_FEATURES for method, rounds in each]
     needs = "The network of images needs the folder examples on PYTHONPATH, and what examples/lite0.py names."
     return Recipe("own/one_round", "", "results", tuple(cells), assumptions=("Three seeds are --seeds 0,1,2.", needs))
