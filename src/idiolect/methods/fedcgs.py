@@ -10,7 +10,7 @@ from torch import Tensor
 from torch.nn.functional import linear, log_softmax
 
 from idiolect.core.method import Data, Down, Method, Reduced, Task, Up, Weights, reduce
-from idiolect.statistics import covariance as matrices
+from idiolect.statistics.covariance import above_noise, pack, unpack
 from idiolect.statistics.gaussian import Gaussian, LinearHead, estimate, lda_head, log_prior
 from idiolect.statistics.moments import Moments, moments, weights_by_class
 from idiolect.training import features, require_classes, require_unweighted, stateless
@@ -106,17 +106,17 @@ def fedcgs(
         z_Nd, y_N = features(task, down.shared.body, data)
         n_C, sum_Cd, outer_dd = moments(z_Nd, y_N, data.real_N, classes)  # [1]
         n = n_C.sum()
-        report = Report(sum_Cd / n_C.clamp(min=1)[:, None], matrices.pack(outer_dd / n.clamp(min=1)))  # [2]
+        report = Report(sum_Cd / n_C.clamp(min=1)[:, None], pack(outer_dd / n.clamp(min=1)))  # [2]
         return client, Up(report, Counts(n, n_C)), {}
 
     def aggregate(server: Shared, up: Reduced, ids: Tensor) -> tuple[Shared, dict[str, Tensor]]:
         n, n_C = up.weight.n.double(), up.weight.n_C.double()
-        mean_Cd, square_dd = up.value.mean_Cd.double(), matrices.unpack(up.value.square.double(), width)
+        mean_Cd, square_dd = up.value.mean_Cd.double(), unpack(up.value.square.double(), width)
         mean_d = n_C @ mean_Cd / n.clamp(min=1)  # [3]
         sums = Moments(n_C, n_C[:, None] * mean_Cd, n * square_dd)
         within = estimate(sums, mean_d.expand(classes, width))  # [3]
         total_dd = n * (square_dd - mean_d.outer(mean_d)) / (n - 1).clamp(min=1)  # [4]
-        cov_dd = matrices.above_noise(total_dd if covariance == "total" else within.cov_dd)
+        cov_dd = above_noise(total_dd if covariance == "total" else within.cov_dd)
         if cov_dd.trace() <= _ROUNDING * square_dd.trace():
             cov_dd = torch.eye(width, dtype=cov_dd.dtype)
         weight_Cd, bias_C = lda_head(Gaussian(within.mean_Cd - mean_d, cov_dd), no_prior_C, shrink=shrinkage)  # [5]
