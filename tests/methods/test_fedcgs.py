@@ -31,10 +31,20 @@ def state() -> Shared:
     return Shared(o.body_of(BODY), LinearHead(torch.zeros(o.CLASSES, o.WIDTH), torch.zeros(o.CLASSES)), torch.zeros(()))
 
 
-def pooled() -> tuple[np.ndarray, np.ndarray]:
-    """Features and labels of all participants together."""
+def pooled(p: o.Params) -> tuple[np.ndarray, np.ndarray]:
+    """Features and labels of all participants together; they have all classes."""
     x, y = (np.concatenate(parts) for parts in zip(*(ROWS[k] for k in o.IDS), strict=True))
-    return o.embed(BODY, x), y
+    return o.embed(p, x), y
+
+
+def log_probability(p: o.Params, shrinkage: float, about: str, logprior: np.ndarray) -> np.ndarray:
+    """Of the test samples, by the paper's w_c = S^-1 mu_c and b_c = log pi_c - mu_c' w_c / 2."""
+    z, y = pooled(p)
+    mean = o.class_means(z, y, np.zeros((o.CLASSES, o.WIDTH)))
+    cov = np.cov(z.T) if about == "total" else o.tied_covariance(z, y, mean)
+    cov = (1 - shrinkage) * cov + shrinkage * np.trace(cov) / len(cov) * np.eye(len(cov))
+    w = np.linalg.solve(cov, mean.T).T
+    return log_softmax(o.embed(p, TEST) @ w.T + logprior - 0.5 * (w * mean).sum(1), 1)
 
 
 def after(options: dict[str, Any], client: int) -> np.ndarray:
@@ -46,24 +56,27 @@ def after(options: dict[str, Any], client: int) -> np.ndarray:
     return method.predict(down, own, torch.tensor(TEST)).numpy()
 
 
+def alone(x: np.ndarray, y: np.ndarray) -> torch.Tensor:
+    """What a client predicts with after one round in which only these samples were."""
+    method = methods.build("fedcgs", {}, o.task())
+    sent = method.local(o.one(method, state(), 0), (), o.data(x, y), o.key())[1]
+    server, _ = method.aggregate(state(), reduced(method.reduce, tree.stack([sent])), torch.tensor([0]))
+    return method.predict(o.one(method, server, 0), (), torch.tensor(TEST))
+
+
 @pytest.mark.parametrize("client", [0, 2])
 @pytest.mark.parametrize("prior", ["everyone", "own"])
 @pytest.mark.parametrize("about", ["total", "within"])
 @pytest.mark.parametrize("shrinkage", [0.0, 0.2])
 def test_head_is_that_of_all_samples_in_one_place(about: str, prior: str, shrinkage: float, client: int) -> None:
-    z, y = pooled()
-    mean = np.stack([z[y == c].mean(0) for c in range(o.CLASSES)])
-    cov = np.cov(z.T) if about == "total" else (z - mean[y]).T @ (z - mean[y]) / (len(y) - 1)
-    cov = (1 - shrinkage) * cov + shrinkage * np.trace(cov) / len(cov) * np.eye(len(cov))
-    w = np.linalg.solve(cov, mean.T).T
-    b = o.prior(ROWS[client][1] if prior == "own" else y, o.CLASSES) - 0.5 * (w * mean).sum(1)
-    want = log_softmax(o.embed(BODY, TEST) @ w.T + b, 1)
+    logprior = o.prior(ROWS[client][1] if prior == "own" else pooled(BODY)[1], o.CLASSES)
+    want = log_probability(BODY, shrinkage, about, logprior)
     close(after({"covariance": about, "prior": prior, "shrinkage": shrinkage}, client), want)
 
 
 def test_within_is_scikit_learns_linear_discriminant_analysis() -> None:
     """Its covariance divides by n, and this one by n - 1, which is put right here."""
-    z, y = pooled()
+    z, y = pooled(BODY)
     theirs = LinearDiscriminantAnalysis(solver="lsqr").fit(z, y)
     change = (len(y) - 1) / len(y)
     w, b = change * theirs.coef_, change * (theirs.intercept_ - np.log(theirs.priors_)) + o.prior(y, o.CLASSES)
@@ -93,23 +106,15 @@ def test_body_stays_and_rounds_repeat() -> None:
 
 
 def test_a_class_that_nobody_has_is_unlikely_and_breaks_nothing() -> None:
-    method = methods.build("fedcgs", {}, o.task())
-    data = o.data(*(part[ROWS[0][1] > 0] for part in ROWS[0]))
-    sent = method.local(o.one(method, state(), 0), (), data, o.key())[1]
-    server, _ = method.aggregate(state(), reduced(method.reduce, tree.stack([sent])), torch.tensor([0]))
-    logp = method.predict(o.one(method, server, 0), (), torch.tensor(TEST))
+    logp = alone(*(part[ROWS[0][1] > 0] for part in ROWS[0]))
     assert logp.isfinite().all()
     close(logp.exp().sum(1), np.ones(len(TEST)))
     assert (logp.argmax(1) > 0).all()
 
 
 def test_one_sample_alone_leaves_the_prior() -> None:
-    method = methods.build("fedcgs", {}, o.task())
     x, y = (part[:1] for part in ROWS[0])
-    sent = method.local(o.one(method, state(), 0), (), o.data(x, y), o.key())[1]
-    server, _ = method.aggregate(state(), reduced(method.reduce, tree.stack([sent])), torch.tensor([0]))
-    logp = method.predict(o.one(method, server, 0), (), torch.tensor(TEST))
-    close(logp, np.tile(o.prior(y, o.CLASSES), (len(TEST), 1)))  # all classes have the one mean
+    close(alone(x, y), np.tile(o.prior(y, o.CLASSES), (len(TEST), 1)))  # all classes have the one mean
 
 
 def test_features_far_from_zero_need_no_more_than_float32() -> None:
@@ -120,13 +125,7 @@ def test_features_far_from_zero_need_no_more_than_float32() -> None:
     start = method.init_server(o.key())._replace(body={k: a.float() for k, a in o.body_of(p).items()})
     server = o.round_of(method, start, dict.fromkeys(o.IDS, ()), rows)[0]
     logp = method.predict(o.one(method, server, 0), (), torch.tensor(TEST).float())
-
-    x, y = (np.concatenate(parts) for parts in zip(*(ROWS[k] for k in o.IDS), strict=True))
-    z, at = o.embed(p, x), o.embed(p, TEST)
-    cov = 0.9 * np.cov(z.T) + 0.1 * np.trace(np.cov(z.T)) / o.WIDTH * np.eye(o.WIDTH)
-    mean = np.stack([z[y == c].mean(0) for c in range(o.CLASSES)])
-    w = np.linalg.solve(cov, mean.T).T
-    want = log_softmax(at @ w.T - 0.5 * (w * mean).sum(1) + o.prior(y, o.CLASSES), 1)
+    want = log_probability(p, 0.1, "total", o.prior(pooled(p)[1], o.CLASSES))
     np.testing.assert_allclose(logp.exp(), np.exp(want), atol=0.01)
 
 

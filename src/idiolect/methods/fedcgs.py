@@ -1,4 +1,4 @@
-"""FedCGS: one round, in which clients send sums of a pretrained network's features, and the server makes a head."""
+"""FedCGS: one round, in which clients send moments of a pretrained network's features, and the server makes a head."""
 
 from __future__ import annotations
 
