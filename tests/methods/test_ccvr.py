@@ -56,11 +56,11 @@ def test_recorded_rounds(covariance: str, monkeypatch: pytest.MonkeyPatch) -> No
     n_KC, mean_KCd, cov_KCdd = (f[f"clients/{name}"] for name in ("counts", "means", "covariances"))
     for k, up in enumerate(ups):
         close(up.weight.n_C, n_KC[k])
-        close(up.value.sum_Cd, n_KC[k][:, None] * mean_KCd[k], rtol=0, atol=1e-4)  # of means to 1e-5
+        close(up.value.mean_Cd, mean_KCd[k], **r.EXACT)
         if covariance == "biased":
             for c in range(4):
                 want = (n_KC[k, c] - 1) * cov_KCdd[k, c] + n_KC[k, c] * np.outer(mean_KCd[k, c], mean_KCd[k, c])
-                close(unpack(up.value.outer_C[c], 8), want if n_KC[k, c] else 0 * want, rtol=0, atol=1e-4)
+                close(n_KC[k, c] * unpack(up.value.square_C[c], 8), want if n_KC[k, c] else 0 * want, rtol=0, atol=1e-4)
     server, _ = method.aggregate(server, reduced(method.reduce, tree.stack(ups)), torch.tensor(r.clients(f)))
     mean_Cd, cov_Cdd, classes, count, _ = drawn
     assert count == options["per_class"]
@@ -160,11 +160,12 @@ def report(x: np.ndarray, y: np.ndarray) -> Up:
 def test_the_covariance_is_of_all_samples_wherever_they_are(at: int) -> None:
     """Divided among two clients in any way, and with one of them, the same statistics."""
     x, y = ROWS[0]
-    halves = [report(x[:at], y[:at]), report(x[at:], y[at:])]
+    rules = methods.build("ccvr", {}, o.task()).reduce
+    halves = reduced(rules, tree.stack([report(x[:at], y[:at]), report(x[at:], y[at:])]))
     together = report(x, y)
-    close(sum(up.weight.n_C for up in halves), together.weight.n_C)
-    for name in ("sum_Cd", "outer_C"):
-        close(sum(getattr(up.value, name) for up in halves), getattr(together.value, name), rtol=1e-9, atol=1e-9)
+    close(halves.weight.n_C, together.weight.n_C)
+    for name in ("mean_Cd", "square_C"):
+        close(getattr(halves.value, name), getattr(together.value, name), rtol=1e-9, atol=1e-9)
 
 
 @pytest.mark.parametrize("counts", [(0, 1, 5, 5), (1, 1, 1, 1), (0, 0, 0, 2)])

@@ -284,6 +284,7 @@ def test_which_methods_qualify() -> None:
     [
         ({"methods": "local,fedpac"}, "method fedpac cannot take privacy, because its server needs the upload of each"),
         ({"methods": "fedproto"}, "method fedproto cannot take privacy, because its server weighs uploads by the"),
+        ({"methods": "ccvr"}, "method ccvr cannot take privacy, because its server weighs uploads by the"),
         ({"methods": "fedavg", "robust": "median"}, "privacy and robust do not go together"),
         ({"methods": "fedavg", "clients": 50}, "delta=0.02 allows to publish one of 50 clients"),
     ],

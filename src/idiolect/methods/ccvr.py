@@ -51,10 +51,10 @@ class Report(NamedTuple):
 
     model: Model
     """The increment of the model."""
-    sum_Cd: Tensor
-    """Sums of the features of each class, float64."""
-    outer_C: Tensor
-    """Packed (C, d (d + 1) / 2): sums of z z', float64."""
+    mean_Cd: Tensor
+    """Means of the features of each class, float64."""
+    square_C: Tensor
+    """Packed (C, d (d + 1) / 2): means of z z', float64."""
 
 
 class Counts(NamedTuple):
@@ -75,10 +75,11 @@ def ccvr(
     """CCVR: the head is calibrated by virtual features of Gaussian classes (Luo et al., NeurIPS 2021).
 
     Client, with the received model w, whose features are z:
-        n_ic, s_ic = sum of z, Q_ic = sum of z z' over its samples of class c                                 [1]
+        n_ic, s_ic = mean of z, Q_ic = mean of z z' over its samples of class c                               [1]
         w_i <- SGD(CE) from w                                                                                 [2]
-    Server, over the round's participants i, with n_c, s_c and Q_c the sums over them:
-        mu_c = s_c / n_c,   S_c = (Q_c - n_c mu_c mu_c') / (n_c - 1)        a class of two samples or more    [3]
+    Server, over the round's participants i, with n_c the sum of n_ic:
+        mu_c = sum_i n_ic s_ic / n_c,   Q_c = sum_i n_ic Q_ic / n_c,
+        S_c = n_c (Q_c - mu_c mu_c') / (n_c - 1)                            a class of two samples or more    [3]
         ``per_class`` virtual features of each class from N(mu_c, S_c)                                        [4]
         phi <- SGD(CE) on these from the head of w                                                            [5]
         w <- w + sum_i n_i (w_i - w) / sum_i n_i                                                              [6]
@@ -91,9 +92,9 @@ def ccvr(
     statistics are of the model that it began with, and of its participants. So what is predicted with after T rounds
     is the calibrated model of T - 1 rounds. Run one more, and let all clients take part in it.
 
-    Up: the increment w_i - w, weighted by n_i samples; s_ic (C, d) and Q_ic (C, d (d + 1) / 2), plain sums, with n_ic
-    beside them: large for many classes or features. Down: w; body and head of [7]. At the client: nothing. A new client
-    takes the calibrated model as it is.
+    Up: the increment w_i - w, weighted by n_i samples; s_ic (C, d) and Q_ic (C, d (d + 1) / 2), weighted by n_ic: large
+    for many classes or features. Down: w; body and head of [7]. At the client: nothing. A new client takes the
+    calibrated model as it is.
 
     Args:
         task: the problem.
@@ -123,19 +124,20 @@ def ccvr(
         z_Nd, y_N = features(task, model.body, data)
         z_Nd = torch.where(data.real_N[:, None] > 0, z_Nd, 0).double()
         hot_NC = weights_by_class(y_N, data.real_N, task.classes)
-        n_C, sum_Cd = hot_NC.sum(0), hot_NC.T @ z_Nd  # [1]
-        outer_Cdd = torch.stack([(z_Nd * hot_N[:, None]).T @ z_Nd for hot_N in hot_NC.T])  # [1]
+        n_C = hot_NC.sum(0)
+        share_CN = hot_NC.T / n_C.clamp(min=1)[:, None]
+        mean_Cd = share_CN @ z_Nd  # [1]
+        square_Cdd = torch.stack([(z_Nd * share_N[:, None]).T @ z_Nd for share_N in share_CN])  # [1]
         if covariance == "biased":  # in [3] the same as n_ic in place of n_ic - 1 below each client's covariance
-            own_Cd = sum_Cd / n_C.clamp(min=1)[:, None]
-            spread_Cdd = outer_Cdd / n_C.clamp(min=1)[:, None, None] - own_Cd[:, :, None] * own_Cd[:, None]
-            outer_Cdd = outer_Cdd - spread_Cdd
-        return n_C, sum_Cd, torch.stack([pack(outer_dd) for outer_dd in outer_Cdd])
+            spread_Cdd = square_Cdd - mean_Cd[:, :, None] * mean_Cd[:, None]
+            square_Cdd = square_Cdd - spread_Cdd / n_C.clamp(min=1)[:, None, None]
+        return n_C, mean_Cd, torch.stack([pack(square_dd) for square_dd in square_Cdd])
 
     def local(down: Down, client: Any, data: Data, key: Tensor) -> tuple[Any, Up, dict[str, Tensor]]:
         w: Model = down.shared.model
-        n_C, *sums = statistics(w, data)  # [1]
+        n_C, *means = statistics(w, data)  # [1]
         model, loss = train_model(task, w, data, key)  # [2]
-        return client, Up(Report(tree.sub(model, w), *sums), Counts(data.real_N.sum(), n_C)), {"train_loss": loss}
+        return client, Up(Report(tree.sub(model, w), *means), Counts(data.real_N.sum(), n_C)), {"train_loss": loss}
 
     def calibrate(head: Weights, z_Md: Tensor, y_M: Tensor, key: Tensor) -> Weights:
         def loss(head: Weights, batch: Batch) -> tuple[Tensor, tuple[()]]:
@@ -151,8 +153,8 @@ def ccvr(
         body, head = server.model
         classes = (n_C > 1).nonzero()[:, 0]
         if len(classes):
-            mean_Cd, cov_Cdd = pooled(n_C, report.sum_Cd, report.outer_C)  # [3]
-            z_Md, y_M = draw(mean_Cd, cov_Cdd, classes, per_class, keys.fold(server.key, "draw"))  # [4]
+            cov_Cdd = covariances(n_C, report.mean_Cd, report.square_C)  # [3]
+            z_Md, y_M = draw(report.mean_Cd, cov_Cdd, classes, per_class, keys.fold(server.key, "draw"))  # [4]
             head = calibrate(head, z_Md.to(torch.get_default_dtype()), y_M, server.key)  # [5]
         model = tree.add(server.model, report.model)  # [6]
         return Server(model, Model(body, head), keys.fold(server.key, "next")), {}
@@ -160,16 +162,15 @@ def ccvr(
     def predict(down: Down, client: Any, x_B: Tensor) -> Tensor:
         return log_softmax_of(task, down.shared.calibrated, x_B)  # [7]
 
-    parts = Report(model=reduce.increment("n"), sum_Cd=reduce.sum(), outer_C=reduce.sum())  # [3] [6]
+    parts = Report(model=reduce.increment("n"), mean_Cd=reduce.mean("n_C"), square_C=reduce.mean("n_C"))  # [3] [6]
     return Method(init_server, stateless, send, local, parts, aggregate, unchanged, predict)
 
 
-def pooled(n_C: Tensor, sum_Cd: Tensor, outer_C: Tensor) -> tuple[Tensor, Tensor]:
-    """Mean (C, d) and covariance (C, d, d) of each class from sums, the second ones packed."""
-    mean_Cd = sum_Cd / n_C.clamp(min=1)[:, None]
-    outer_Cdd = torch.stack([unpack(outer, sum_Cd.shape[1]) for outer in outer_C])
-    scatter_Cdd = outer_Cdd - n_C[:, None, None] * mean_Cd[:, :, None] * mean_Cd[:, None]
-    return mean_Cd, scatter_Cdd / (n_C - 1).clamp(min=1)[:, None, None]
+def covariances(n_C: Tensor, mean_Cd: Tensor, square_C: Tensor) -> Tensor:
+    """Covariance (C, d, d) of each class, of n_C samples, from means of z and, packed, of z z'."""
+    square_Cdd = torch.stack([unpack(square, mean_Cd.shape[1]) for square in square_C])
+    scale_C = n_C / (n_C - 1).clamp(min=1)
+    return scale_C[:, None, None] * (square_Cdd - mean_Cd[:, :, None] * mean_Cd[:, None])
 
 
 def draw(mean_Cd: Tensor, cov_Cdd: Tensor, classes: Tensor, count: int, key: Tensor) -> tuple[Tensor, Tensor]:
