@@ -25,7 +25,7 @@ run: $(READY)  ## train seven methods on digits and compare them (about a minute
 test: setup  ## make check, by the name that newcomers look for
 	$(MAKE) --no-print-directory check
 
-setup: $(READY_DEV)  ## .venv with the package, every extra but wandb, and what tests need
+setup: $(READY_DEV)  ## .venv with the package, what tests need, and extras but wandb, flower, timm, docs
 
 $(READY): pyproject.toml constraints.txt
 	$(PYTHON) -m venv .venv

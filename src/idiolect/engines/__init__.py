@@ -46,8 +46,8 @@ def engine_of(given: str | Engine, workers: int | None = None) -> Engine:
 def engine(name: str = "auto", workers: int | None = None) -> Engine:
     """An engine by name, with options as in ``vectorised:device=cuda:1,chunk=20``.
 
-    ``auto`` is processes if there is more than one core, else sequential. It is never vectorised, which has not been
-    measured on a GPU yet: that engine is taken where its name is given.
+    ``auto`` is processes if there is more than one core, else sequential. It is never vectorised, with which small
+    studies take longer: that engine is taken where its name is given.
 
     Raises:
         InputError: unknown name or option, or a number of workers that the engine cannot have.
