@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 
 from idiolect.core import keys, tree
-from idiolect.core.reduce import needs_each
+from idiolect.core.reduce import needs_each, needs_exact
 from idiolect.core.reduction import Reduction, reduced
 from idiolect.methods import profile
 from idiolect.methods.profile import Anatomy, MessageForm
@@ -46,11 +46,11 @@ def of(name: str, options: dict[str, Any], known: Anatomy) -> Exposure:
         RunError: the method raised.
     """
     round = profile.small_round(name, options)
-    sums = not needs_each(round.method.reduce)
-    private = sums and Reduction(round.method.reduce, round.trial.ups[0]).counts_clients
+    sums, exact = not needs_each(round.method.reduce), needs_exact(round.method.reduce)
+    private = sums and not exact and Reduction(round.method.reduce, round.trial.ups[0]).counts_clients
     return Exposure(
         known.up_value, known.up_weight, sums, known.down_shared, known.down_own, tuple(alone(round)), known.client,
-        private, sums,
+        private, sums and not exact,
     )  # fmt: skip
 
 

@@ -70,7 +70,7 @@ def test_recorded_rounds() -> None:
         for place in range(len(f[f"{at}/participants"])):
             trained = tree.add(before.model, tree.rows(ups.value.model, place))
             r.same(trained, r.model(f, f"{at}/trained", place))
-        close(ups.value.mean_d, f[f"{at}/running_means"], **r.EXACT)
+        assert float(ups.value.mean_d.abs().max()) == 0  # the trained weights show the running means
         close(torch.stack(clients), f[f"{at}/bias_vectors"], **r.EXACT)
         close(server.mean_d, f["global_mean"], **r.EXACT)
         r.same(server.model, r.model(f, f"{at}/server"))
@@ -110,9 +110,9 @@ def test_round_by_hand(mu: float, kappa: float) -> None:
     after, new, up, _ = o.round_of(method, server, clients, ROWS)
     ends = {}
     for at, k in enumerate(o.IDS):
-        ends[k], m = train(k, mu, kappa)
+        ends[k], _ = train(k, mu, kappa)
         close(new[k], ends[k]["v"])
-        close(up.value.mean_d[at], m)
+        assert float(up.value.mean_d[at].abs().max()) == 0  # the server would not use it
         same(tree.rows(up.value.model, at), {n: ends[k][n] - START[n] for n in START})
     weight = [o.SIZES[k] for k in o.IDS]
     close(up.weight, weight)

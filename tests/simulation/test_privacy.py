@@ -27,14 +27,16 @@ from idiolect.core import keys, reduce, tree
 from idiolect.core.errors import InputError
 from idiolect.core.method import Data, Down, Method, Up, unchanged
 from idiolect.core.option_spec import Spec
-from idiolect.core.reduction import Reduction, Sums
+from idiolect.core.reduce import needs_each, needs_exact
+from idiolect.core.reduction import Reduction, Sums, reduced
 from idiolect.data import FederatedData
 from idiolect.engines import Sequential
+from idiolect.methods import registry
 from idiolect.simulation import Job, Record, State, begin, fit, reception
 from idiolect.simulation.attacks import Attackers, NotANumber
 from idiolect.simulation.privacy import ORDERS, GaussianMechanism, Ledger, Releases, mechanism_of
 from idiolect.simulation.sampling import participants
-from idiolect.training import add, stateless
+from idiolect.training import add, stateless, trial
 
 ZERO_OUT = dp_accounting.NeighboringRelation.REPLACE_SPECIAL
 
@@ -279,12 +281,29 @@ def test_which_methods_qualify() -> None:
         assert reduce.needs_each(toy.builder(name)(toy.task()).reduce) == (name in each), name
 
 
+@pytest.mark.parametrize("name", sorted(set(registry.names()) - {"fedkd"}))  # its page says what privacy does to it
+def test_a_server_that_takes_privacy_computes_with_no_count(name: str) -> None:
+    """Of one upload it makes the same with the weights that were sent and with weights of 1."""
+    method, rows = toy.builder(name)(toy.task()), toy.rows(toy.shared(), 0)
+    one = trial.trial(method, [rows])
+    sums = not needs_each(method.reduce) and not needs_exact(method.reduce)
+    if not sums or not Reduction(method.reduce, one.ups[0]).counts_clients:
+        return  # it is refused
+    up, ids = tree.stack(one.ups), torch.tensor([0])
+    servers = [
+        method.aggregate(one.server, reduced(method.reduce, up._replace(weight=weight)), ids)[0]
+        for weight in (up.weight, tree.map(torch.ones_like, up.weight))
+    ]
+    for got, wanted in zip(*map(tree.leaves, servers), strict=True):
+        torch.testing.assert_close(got, wanted, rtol=1e-5, atol=1e-6)
+
+
 @pytest.mark.parametrize(
     ("settings", "said"),
     [
         ({"methods": "local,fedpac"}, "method fedpac cannot take privacy, because its server needs the upload of each"),
         ({"methods": "fedproto"}, "method fedproto cannot take privacy, because its server weighs uploads by the"),
-        ({"methods": "ccvr"}, "method ccvr cannot take privacy, because its server weighs uploads by the"),
+        ({"methods": "ccvr"}, "method ccvr cannot take privacy, because its server needs parts of the uploads as they"),
         ({"methods": "fedavg", "robust": "median"}, "privacy and robust do not go together"),
         ({"methods": "fedavg", "clients": 50}, "delta=0.02 allows to publish one of 50 clients"),
     ],
@@ -292,6 +311,40 @@ def test_which_methods_qualify() -> None:
 def test_studies_that_cannot_be_private(settings: dict[str, Any], said: str, tmp_path: Path) -> None:
     study = idl.Study(**{"clients": 3, "rounds": 1} | settings, privacy="gaussian:norm=1,noise_multiplier=1,delta=0.02")
     with pytest.raises(InputError, match=re.escape(said)):
+        idl.run(study, tmp_path / "run", engine="sequential")
+    assert not (tmp_path / "run").exists()
+
+
+@pytest.mark.parametrize(
+    ("how", "said"),
+    [
+        ({"privacy": "gaussian:norm=1,noise_multiplier=1,delta=0.02"}, "cannot take privacy"),
+        ({"robust": "median"}, "cannot take a robust rule"),
+        ({"robust": "norm_bound"}, "cannot take a robust rule"),
+        ({"uploads": ["clip:norm=1"]}, "cannot take steps that change uploads"),
+    ],
+)
+@pytest.mark.parametrize(
+    "use",
+    [
+        {"methods": "fedcgs"},
+        {"methods": "ccvr"},
+        {"methods": "fedlda:head=recent"},
+        {"methods": "fedkd:compress=weights"},
+        {"methods": "fedavg", "model": "resnet18_cifar:norm=batch,buffers=aggregate"},
+        {"methods": "fedshrink", "task": "regression"},
+    ],
+    ids=lambda use: use["methods"],
+)
+def test_uploads_that_must_come_as_they_were_sent(
+    use: dict[str, Any], how: dict[str, Any], said: str, tmp_path: Path
+) -> None:
+    if "task" in use:
+        table = tmp_path / "numbers.csv"
+        table.write_text("x,y,site\n" + "".join(f"{k},{k * k},{'abc'[k % 3]}\n" for k in range(60)))
+        use = use | {"data": str(table), "target": "y", "client_column": "site"}
+    study = idl.Study(**{"clients": 3, "rounds": 1} | use | how)
+    with pytest.raises(InputError, match=f"{said}, because its server needs parts of the uploads as they were sent"):
         idl.run(study, tmp_path / "run", engine="sequential")
     assert not (tmp_path / "run").exists()
 

@@ -28,10 +28,12 @@ class Mean:
     ``by`` is the path of w in ``Up.weight``, such as "n"; it is left out where ``Up.weight`` is one tensor. The shape
     of w is the shape of u, or the first axes of it: one number for each client, for each class (C,), for each cluster.
     ``measured`` says that w is a measurement and counts no samples, so that nobody can hold it against their number.
+    ``exact`` says that the server needs u as it was sent: see ``needs_exact``.
     """
 
     by: str = ""
     measured: bool = False
+    exact: bool = False
 
 
 @dataclass(frozen=True)
@@ -41,7 +43,9 @@ class Increment(Mean):
 
 @dataclass(frozen=True)
 class Sum:
-    """sum_i u_i over the participants i."""
+    """sum_i u_i over the participants i; ``exact`` as for ``Mean``."""
+
+    exact: bool = False
 
 
 @dataclass(frozen=True)
@@ -52,9 +56,9 @@ class Each:
 Rule = Mean | Sum | Each
 
 
-def mean(by: str = "", *, measured: bool = False) -> Any:
+def mean(by: str = "", *, measured: bool = False, exact: bool = False) -> Any:
     """Declare a part to be reduced to its weighted mean over the participants: see ``Mean``."""
-    return Mean(by, measured)
+    return Mean(by, measured, exact)
 
 
 def increment(by: str = "", *, measured: bool = False) -> Any:
@@ -62,9 +66,9 @@ def increment(by: str = "", *, measured: bool = False) -> Any:
     return Increment(by, measured)
 
 
-def sum() -> Any:
+def sum(*, exact: bool = False) -> Any:
     """Declare a part to be reduced to its sum over the participants."""
-    return Sum()
+    return Sum(exact)
 
 
 def each() -> Any:
@@ -82,11 +86,20 @@ def needs_each(declared: Tree) -> bool:
     return any(isinstance(rule, Each) for rule in rules(declared))
 
 
+def needs_exact(declared: Tree) -> bool:
+    """Whether a server needs parts of the uploads as they were sent.
+
+    Of means and mean squares, for example, it makes a variance: scaled, noisy or each with a median of its own they no
+    longer belong together. So privacy, robust rules and steps that change uploads are refused.
+    """
+    return any(isinstance(rule, Mean | Sum) and rule.exact for rule in rules(declared))
+
+
 def within(declared: Tree, part: str) -> Tree:
     """The declaration where the weights have moved to a part of ``Up.weight``.
 
     >>> within(mean("n"), "method"), within(mean(), "method"), within(sum(), "method")
-    (Mean(by='method/n', measured=False), Mean(by='method', measured=False), Sum())
+    (Mean(by='method/n', measured=False, exact=False), Mean(by='method', measured=False, exact=False), Sum(exact=False))
     """
 
     def moved(rule: Rule) -> Rule:

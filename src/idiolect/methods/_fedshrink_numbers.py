@@ -104,5 +104,5 @@ def of_numbers(task: Task, ridge: float, train_with: str, personal: str) -> Meth
         value_BD: Tensor = task.output(z_Bd @ (client if len(client) else down.shared.weight_dD))
         return value_BD
 
-    parts = Sums(reduce.increment(), *(reduce.sum() for _ in Sums._fields[1:]))  # [23]
+    parts = Sums(reduce.increment(), *(reduce.sum(exact=True) for _ in Sums._fields[1:]))  # [23]
     return Method(init_server, stateless, send, local, parts, aggregate, personalise, predict)

@@ -162,7 +162,8 @@ def ccvr(
     def predict(down: Down, client: Any, x_B: Tensor) -> Tensor:
         return log_softmax_of(task, down.shared.calibrated, x_B)  # [7]
 
-    parts = Report(model=reduce.increment("n"), mean_Cd=reduce.mean("n_C"), square_C=reduce.mean("n_C"))  # [3] [6]
+    by_class = reduce.mean("n_C", exact=True)
+    parts = Report(model=reduce.increment("n"), mean_Cd=by_class, square_C=by_class)  # [3] [6]
     return Method(init_server, stateless, send, local, parts, aggregate, unchanged, predict)
 
 

@@ -98,6 +98,7 @@ def fedadmm(
     def predict(down: Down, client: Client, x_B: Tensor) -> Tensor:
         return log_softmax_of(task, down.shared.model, x_B)
 
-    # by part, and not as one: a weight's dual variable lives from what all clients average, so none can stay at one
-    parts = Model(reduce.increment(), reduce.increment())  # [4]
+    # by part, and not as one: a weight's dual variable lives from what all clients average, so none can stay at one;
+    # and as means: theta is what clients have added up, and a server's optimiser would make another step of it
+    parts = Model(reduce.mean(), reduce.mean())  # [4]
     return Method(task.network.init, init_client, send, local, parts, aggregate, unchanged, predict)

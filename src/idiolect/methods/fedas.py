@@ -60,6 +60,9 @@ def fedas(
         theta <- theta + sum_i f_i (theta_i - theta) / sum_i f_i,  and the same of the heads, for new clients  [5]
     Personal: theta_i and phi_i of the client's last round                                                [6]
 
+    Privacy makes every weight 1, also f_i: there the mean of [5] is uniform. Secure aggregation rounds f_i to 1e-9;
+    where training has ended and f_i is not much larger, take ``weighting="samples"``.
+
     [2] moves the client's own copy of the body, by plain SGD. The sum over the classes of a batch is not divided, so a
     rare class weighs as much as a frequent one. A class that the client does not have adds nothing. The increment in
     [5] is from the body as it was sent.

@@ -134,5 +134,5 @@ def fedcgs(
         z_Bd = network.features(body, task.inputs(x_B))
         return log_softmax(linear(z_Bd, head.weight_Cd, head.bias_C + own_C), -1)  # [6]
 
-    parts = Report(mean_Cd=reduce.mean("n_C"), square=reduce.mean("n"))  # [3] [4]
+    parts = Report(mean_Cd=reduce.mean("n_C", exact=True), square=reduce.mean("n", exact=True))  # [3] [4]
     return Method(init_server, stateless, send, local, parts, aggregate, personalise, predict)

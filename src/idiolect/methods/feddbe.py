@@ -32,6 +32,7 @@ class Report(NamedTuple):
     model: Model
     """The increment; 0 in the first round."""
     mean_d: Tensor
+    """m_i of the first round; 0 in all others."""
 
 
 class Weights(NamedTuple):
@@ -63,9 +64,9 @@ def feddbe(
     with features z = body(x), d of them. In [4] the gradient goes through the mean of the batch alone; m_i of the batch
     before is a constant. M never changes again. All b_i start at 0 and are trained with the model, at its rate.
 
-    Up: the increment of body and head, and m_i, both weighted by n_i samples; the server uses m_i once, in the first
-    round, which changes no model. Down: body, head, M. At the client: b_i. A new client, and one that was never drawn,
-    predicts with b_i = 0.
+    Up: the increment of body and head, and m_i, both weighted by n_i samples. The server needs m_i once, in the first
+    round, which changes no model; in all others 0 is sent, so that m_i takes nothing of a norm that is bounded. Down:
+    body, head, M. At the client: b_i. A new client, and one that was never drawn, predicts with b_i = 0.
 
     Args:
         task: the problem.
@@ -117,7 +118,7 @@ def feddbe(
         weights, m_d, loss = train(server, client, data, key)
         change = tree.map(lambda new, old: (new - old) * server.known, weights.model, server.model)
         info = {"train_loss": loss, "bias": weights.bias_d.norm()}
-        return weights.bias_d, Up(Report(change, m_d), data.real_N.sum()), info
+        return weights.bias_d, Up(Report(change, m_d * (1 - server.known)), data.real_N.sum()), info
 
     def aggregate(server: Server, up: Reduced, ids: Tensor) -> tuple[Server, dict[str, Tensor]]:
         mean_d = torch.where(server.known > 0, server.mean_d, up.value.mean_d)  # [2]

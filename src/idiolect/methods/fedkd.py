@@ -101,6 +101,8 @@ def fedkd(
     A tensor of more than two dimensions is a matrix of its first dimension and the rest; a vector is sent as it is.
     With "weights", t counts from 0.
 
+    Privacy makes every weight 1, also T, which travels as one: there [5] keeps all of the mean.
+
     Up: a_i, written out at full size, because its rank depends on the data; ``sent_share`` reports how many numbers its
     factors have, as a share of the mentee's. Down: s. At the client: t_i and W_i; an absent client keeps them. A new
     client, and one that was never drawn, does one round's local work, in which t_i starts at s if both are the same
@@ -194,9 +196,9 @@ def fedkd(
     def predict(down: Down, client: Personal, x_B: Tensor) -> Tensor:
         return log_softmax_of(task, client.value.mentor, x_B)  # [8]
 
-    return Method(
-        common.init, init_client, send, local, reduce.mean("one"), aggregate, joins_by_training(first_round), predict
-    )  # [5]
+    parts = reduce.mean("one", exact=compress == "weights")
+    personalise = joins_by_training(first_round)
+    return Method(common.init, init_client, send, local, parts, aggregate, personalise, predict)  # [5]
 
 
 def compressed(model: Model, energy: Tensor) -> tuple[Model, Tensor]:

@@ -93,7 +93,9 @@ def fedlda(
     until ``personalise``, which forms the head of the global statistics with the client's own class prior: only the
     bias is personal, and a new client joins by counting its labels. beta is the weight of the **global** estimate
     (pFedFDA's is of the local). No eigenvalue of S is below min(1, ridge): S starts at 1 and [3] adds ridge. Noise for
-    privacy can push some lower: the server lifts those below half of it to that half, so that [1] has a solution.
+    privacy can push some lower: the server lifts those below half of it to that half, so that [1] has a solution; with
+    a ridge of 0, those that are no larger than the noise become their mean. The sums of ``head=recent`` must come as
+    they were sent: that head is refused with privacy, robust rules and steps that change uploads.
 
     Args:
         task: the problem.
@@ -193,6 +195,7 @@ def fedlda(
     def renew(server: Shared, up: Reduced, ids: Tensor) -> tuple[Shared, dict[str, Tensor]]:
         new = tree.add(Shared(*server[:3]), Shared(*up.value[:3]))  # [5]
         cov_dd = covariance.at_least(covariance.unpack(new.cov, width), min(1.0, ridge) / 2)
+        cov_dd = covariance.above_noise(cov_dd) if ridge == 0 else cov_dd
         new = new._replace(cov=covariance.pack(cov_dd))
         if not recent:
             return new, {}
@@ -218,6 +221,6 @@ def fedlda(
         z_Bd = network.features(body or shared.body, task.inputs(x_B))
         return log_softmax(linear(z_Bd, *head), -1)
 
-    before = reduce.sum() if recent else ()
+    before = reduce.sum(exact=True) if recent else ()
     parts = Shared(body=reduce.increment(), mean_Cd=reduce.mean(), cov=reduce.mean(), before=before)  # [5]
     return Method(init_server, stateless, send, local, parts, renew, personalise, predict)  # [5]

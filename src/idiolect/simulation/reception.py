@@ -10,7 +10,7 @@ from idiolect.core import keys, tree
 from idiolect.core.errors import Diverged, InputError, argument, option
 from idiolect.core.evaluation_protocol import Protocol
 from idiolect.core.method import Method, Reduced, Up
-from idiolect.core.reduce import needs_each
+from idiolect.core.reduce import needs_each, needs_exact
 from idiolect.core.reduction import Reduction, Sums
 from idiolect.simulation import summing, uploads
 from idiolect.simulation.client_runner import Job
@@ -29,11 +29,24 @@ class Note(NamedTuple):
 
 
 def check(job: Job, method: Method) -> None:
-    """Check, before anything is trained, that the job's robust rule and its privacy are possible for the method.
+    """Check, before anything is trained, that the job's robust rule, privacy and uploads are possible for the method.
 
     Raises:
-        InputError: the method's server needs each upload, delta is too large, or a package is missing.
+        InputError: the method's server needs each upload, or uploads as they were sent, delta is too large, or a
+            package is missing.
     """
+    if needs_exact(method.reduce):
+        changes = (
+            ("privacy", "privacy", job.privacy),
+            ("a robust rule", argument("robust"), job.robust),
+            ("steps that change uploads", argument("upload"), job.uploads),
+        )
+        for what, setting, there in changes:
+            if there:
+                raise InputError(
+                    f"method {job.name} cannot take {what}, because its server needs parts of the uploads as they were "
+                    f"sent: leave out {setting}, or this method"
+                )
     if job.privacy is None and job.robust is None:
         return
     if job.privacy is not None and job.robust is not None:

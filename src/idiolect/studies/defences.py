@@ -33,13 +33,13 @@ COMPLETE: dict[str, Callable[[Spec], Spec]] = {
 
 
 def check_defences(jobs: Sequence[tuple[Use, Job]], protocol: Protocol, participation: float) -> None:
-    """Check that the methods and the protocol can take the study's privacy, robust rule or secure aggregation.
+    """Check that methods and protocol can take the study's privacy, robust rule, uploads or secure aggregation.
 
     Raises:
         InputError: one cannot.
     """
     for _, job in jobs:
-        if not (job.secure or job.privacy or job.robust):
+        if not (job.secure or job.privacy or job.robust or job.uploads):
             continue
         reception.check_sums(job, protocol, share_of(job.data.trained, participation))
         method = job.build()

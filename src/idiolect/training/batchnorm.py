@@ -182,7 +182,7 @@ def _aggregate(method: Method, task: Task) -> Method:
         with _predicting(network, down.shared.statistics):
             return method.predict(own_message(down), client, x_B)
 
-    parts = WithStatistics(within(method.reduce, "method"), reduce.mean("rows"))
+    parts = WithStatistics(within(method.reduce, "method"), reduce.mean("rows", exact=True))
     return method._replace(
         init_server=init_server, send=send, local=local, reduce=parts, aggregate=aggregate, personalise=personalise,
         predict=predict, stand_by=stand_by if method.stand_by else None,
