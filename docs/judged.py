@@ -24,6 +24,8 @@ OURS = "fedshrink"
 FOUR = ("fedlda", "fedpac", "pfedfda", "fedcr")
 CELLS = ("own/table6", "own/long", "natural/table1")
 ONE_ROUND, PRIVATE, RATES = "own/one_round", "own/private", "own/private_rates"
+FILES = ("natural/table1", ONE_ROUND)
+"""Their data are files."""
 SEEDS = {
     "own/table6": (0,), "own/long": (0,), "natural/table1": (0, 1, 2, 3, 4), ONE_ROUND: (0, 1, 2), PRIVATE: (0, 1, 2),
 }  # fmt: skip
@@ -226,7 +228,15 @@ def private(found: Found) -> list[str]:
     goal = (
         "is reached" if min(ahead) >= 0 else f"is missed: the differences are {', '.join(map(_points, ahead))} points"
     )
-    return [*lines, "", f"{none}. The goal, not below FedAvg-FT, {goal}."]
+    seeds = [_by_seed(by_method) for by_method in found.values()]
+    return [*lines, "", f"{none}. The goal, not below FedAvg-FT, {goal}. By seed: {'; '.join(seeds)}."]
+
+
+def _by_seed(by_method: Mapping[str, Mapping[int, SeedResult]]) -> str:
+    """FedShrink less FedAvg-FT with each seed that both have."""
+    ours, tuned = ({s: one.value for s, one in by_method[m].items()} for m in (OURS, "fedavg_ft"))
+    both = [(a, b) for s, a in ours.items() if a is not None and (b := tuned.get(s)) is not None]
+    return ", ".join(_points(a - b) for a, b in both)
 
 
 def _points(ahead: float) -> str:
@@ -242,7 +252,7 @@ def rates() -> list[str]:
     beyond = f"For {' and '.join(ends)} the best is at an end of what was tried, so that another rate may be better."
     return [
         f"Each has the best of the learning rates {', '.join(f'{r:g}' for r in every)} on other clients, at epsilon 3,",
-        f"one seed ([`{RATES}`](../reproduce.md)): {chosen}.",
+        f"one seed (`idiolect reproduce {RATES} --results results`): {chosen}.",
         *([beyond] if ends else []),
         "All options have their defaults.",
     ]

@@ -44,11 +44,11 @@ LEGEND = (
     "interval over three seeds or more where that is wider (a computed number: within a thousandth of it); 🔶 it "
     "is not, and what is known of why stands below the table; ❌ training diverged; ▫️ the paper has no such "
     "number, or minutes of another machine; · not yet run. ± is the 95 % interval of the mean over seeds, where "
-    "the table does not say otherwise. Numbers in sentences that no table has come from further runs with the "
-    "same settings and the one change that is named, seed 0; they are not kept as files."
+    "the table does not say otherwise. Numbers in sentences that no table has are of the kept runs, or of "
+    "further runs with the changes that are named, seed 0, which are not kept as files."
 )
 STARTS = (
-    "**Starts.** These numbers, and those of FedPool, FedShrink and Fashion-MNIST, are as they were measured, and "
+    "**Starts.** Most of these numbers, and those of FedPool and Fashion-MNIST, are as they were measured, and "
     "take too long to be measured again. At that time the server's first state and the clients' were drawn with "
     "two keys: under one seed, weights that stay at a client (of Local, FedPer, FedRep, LG-FedAvg, FedProto and "
     "FedFomo, and the heads of FedCR) started otherwise than the model of FedAvg, and so did the models of FedEM "
