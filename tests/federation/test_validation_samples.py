@@ -13,6 +13,8 @@ from sites import NAMES, Away, Loop, measuring, study, tables, workers
 
 from idiolect import report
 from idiolect.core.errors import InputError, RunError
+from idiolect.core.option_spec import Spec
+from idiolect.data.partitions.apart import splitting_of
 from idiolect.data.validation import held_out
 from idiolect.federation.data.agreement import common_form
 from idiolect.federation.data.samples import SiteFiles
@@ -74,6 +76,18 @@ def test_a_site_draws_as_a_simulation_does(share: float, files: Files) -> None:
     assert ready.validation_N.tolist() == plain.train_N[at_N].tolist()
     assert ready.train_N.tolist() == [n for n in plain.train_N.tolist() if n not in ready.validation_N.tolist()]
     assert ready.test_N.tolist() == plain.test_N.tolist()
+
+
+def test_samples_are_not_divided_in_order_and_by_groups(files: Files, tmp_path: Path) -> None:
+    study(tmp_path, rounds=1, split="ordered", group_column="patient")
+    with pytest.raises(InputError, match=r"study\.yaml: .*patient.* and .*ordered.* do not go together"):
+        study_for(tmp_path / "study.yaml", "trial")
+    table = pd.read_csv(files["south"])
+    first = table.columns.drop("label")[0]
+    samples = SiteFiles(files["south"], target="label", group_column=first)
+    inputs, classes = common_form({"south": SiteFiles(files["south"], target="label").offer()})
+    with pytest.raises(InputError, match=f"{first}.* and .*ordered.* do not go together"):
+        samples.encode(inputs, classes, 0, 0, look=False, way=splitting_of(Spec(name="ordered")))
 
 
 def test_what_leaves_a_site_of_its_validation_samples_are_means_and_counts(files: Files, tmp_path: Path) -> None:

@@ -52,6 +52,19 @@ def ordered(*, gap: Annotated[int, Field(ge=0)] = 0, each_class: bool = False) -
     return Splitting(ordered=True, gap=gap, each_class=each_class)
 
 
+def check_order(way: Splitting, group_column: str | None) -> None:
+    """Check that samples are not to be divided in order and by groups, which may lie anywhere in it.
+
+    Raises:
+        InputError: they are.
+    """
+    if group_column is not None and way.ordered:
+        raise InputError(
+            f"{option('group_column', group_column)} and {option('split', 'ordered')} do not go together: give one of "
+            "them"
+        )
+
+
 _WAYS: dict[str, Callable[..., Splitting]] = {"random": random, "ordered": ordered}
 
 
@@ -117,11 +130,7 @@ def divide_apart(split: Split, source: Source, way: Splitting, rng: np.random.Ge
     """
     if source.group_column is None and not way.ordered:
         return split
-    if source.group_column is not None and way.ordered:
-        raise InputError(
-            f"{option('group_column', source.group_column)} and {option('split', 'ordered')} do not go together: give "
-            "one of them"
-        )
+    check_order(way, source.group_column)
     train, test = (np.concatenate(part) for part in (split.train, split.test))
     is_official = source.train_rows < len(source.y_R) and bool(train.max() < source.train_rows <= test.min())
     if way.ordered:

@@ -33,7 +33,7 @@ from idiolect.data.custom.text_files import Roles
 from idiolect.data.custom.texts import Reading, joined
 from idiolect.data.custom.windows import list_columns, windows
 from idiolect.data.datasets.dataset import Encoding
-from idiolect.data.partitions.apart import Splitting, splitting_of
+from idiolect.data.partitions.apart import Splitting, check_order, splitting_of
 from idiolect.data.text.encoders import Ids
 from idiolect.data.text.tokens import Tokens, filled_up, tokens_of
 from idiolect.data.text.tokens import look as look_at_texts
@@ -280,6 +280,7 @@ class SiteFiles:
             InputError: they do not fit it, or cannot be divided so.
         """
         x, y, column = [], [], self.group(group)
+        check_order(way, column)
         value_ND = self._values() if task == "regression" else None
         if task == "multilabel":
             value_ND = self._label_values(labels)

@@ -10,6 +10,7 @@ from pydantic import PrivateAttr
 from idiolect.core.errors import InputError
 from idiolect.core.import_path import no_imports
 from idiolect.data import FederatedData
+from idiolect.data.partitions.apart import check_order, splitting_of
 from idiolect.deploy.make import Elsewhere
 from idiolect.deploy.schema import Inputs, TargetPart
 from idiolect.federation.data.agreement import Agreement
@@ -144,12 +145,12 @@ def study_for(path: Path, federation: str) -> SiteStudy:
         )
     for setting, code in study.imports().items():
         raise InputError(f"{path}: {setting} {code} is code of its own, which no site imports: take a built-in one")
-    if is_frozen(study):
-        try:
-            for use in study.methods:
-                check_frozen(study.of(use))
-        except InputError as error:
-            raise InputError(f"{path}: {error}") from None
+    try:
+        check_order(splitting_of(study.split), study.group_column)
+        for use in study.methods if is_frozen(study) else ():
+            check_frozen(study.of(use))
+    except InputError as error:
+        raise InputError(f"{path}: {error}") from None
     if study.precision != "float32":
         raise InputError(
             f"{path}: precision {study.precision} is for a simulation, and sites train in float32: leave precision out"
