@@ -100,6 +100,14 @@ def test_every_method_takes_on_a_site(name: str, files: Files, tmp_path: Path) -
     assert set(last["client"]) == set(range(5))
 
 
+def test_the_shares_of_a_mixture_sum_to_1_with_an_added_site(files: Files, tmp_path: Path) -> None:
+    study(tmp_path, "fedap", rounds=4)
+    found, _ = _grown(tmp_path, files, 2)
+    shares = found.records.query("metric == 'mixture'").groupby(["round", "client"])["value"].sum()
+    assert len(shares.loc[4]) == 5
+    np.testing.assert_allclose(shares, 1, rtol=1e-6)
+
+
 def test_a_server_that_stops_while_it_grows_goes_on(
     files: Files, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

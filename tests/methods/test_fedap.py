@@ -7,7 +7,7 @@ as a normalisation would use them. Its statistics are measured with a network th
 
 from __future__ import annotations
 
-from typing import Any
+from typing import Any, Literal
 
 import numpy as np
 import oracle as o
@@ -189,6 +189,13 @@ def test_distances_are_of_deviations_and_add_up_over_layers() -> None:
     close(fedap.distances(layers), want)
 
 
+def test_a_variance_below_0_is_none_and_brings_nobody_near() -> None:
+    """As noise and hostile uploads can make it."""
+    mean_mC, var_mC = torch.tensor([[0.0], [1.0], [3.0]]), torch.tensor([[4.0], [4.0], [-1e-4]])
+    apart_mm = fedap.distances({"features": fedap.Moments(mean_mC, var_mC)})
+    close(apart_mm, [[0, 1, np.sqrt(13)], [1, 0, np.sqrt(8)], [np.sqrt(13), np.sqrt(8), 0]])
+
+
 def deep() -> tuple[nn.Module, nn.Module]:
     body = nn.Sequential(
         nn.Conv2d(1, 3, 3), nn.BatchNorm2d(3), nn.ReLU(), nn.Flatten(), nn.Linear(12, 5), nn.BatchNorm1d(5)
@@ -196,20 +203,22 @@ def deep() -> tuple[nn.Module, nn.Module]:
     return body, nn.Linear(5, 4)
 
 
-def test_every_batch_normalisation_is_measured_and_stays() -> None:
-    task = Task(Network(deep, (1, 4, 4), "local"), 4, 3, Training(1, 6, SGD(0.1, 0.0, 0.0), shuffle=False))
+@pytest.mark.parametrize("buffers", ["local", "aggregate"])
+def test_every_batch_normalisation_is_measured_and_stays(buffers: Literal["local", "aggregate"]) -> None:
+    task = Task(Network(deep, (1, 4, 4), buffers), 4, 3, Training(1, 6, SGD(0.1, 0.0, 0.0), shuffle=False))
     method = methods.build("fedap", {}, task)
     x, y = np.random.default_rng(2).normal(size=(12, 1, 4, 4)), np.arange(12) % 4
     client = method.init_client(o.key(), torch.tensor(0))
     down, data = o.one(method, method.init_server(o.key()), 0), o.data(x, y)
     new, up, _ = method.local(down, client, data, o.key())
-    assert {n: len(m.mean_C) for n, m in up.value.statistics.items()} == {"body.1": 3, "body.5": 5}
+    sent = up.value.method if buffers == "aggregate" else up.value
+    assert {n: len(m.mean_C) for n, m in sent.statistics.items()} == {"body.1": 3, "body.5": 5}
     assert set(new.value.body) == {"1.weight", "1.bias", "5.weight", "5.bias"}
-    assert not set(new.value.body) & set(up.value.model.body)
+    assert not set(new.value.body) & set(sent.model.body)
     weight, bias = down.own.model.body["0.weight"], down.own.model.body["0.bias"]
     first = nn.functional.conv2d(torch.tensor(x), weight, bias).transpose(0, 1).reshape(3, -1).numpy()
-    close(up.value.statistics["body.1"].mean_C, first.mean(1))
-    close(up.value.statistics["body.1"].var_C, first.var(1))
+    close(sent.statistics["body.1"].mean_C, first.mean(1))
+    close(sent.statistics["body.1"].var_C, first.var(1))
 
 
 def test_statistics_travel_in_one_round_alone() -> None:

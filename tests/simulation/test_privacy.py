@@ -349,6 +349,17 @@ def test_uploads_that_must_come_as_they_were_sent(
     assert not (tmp_path / "run").exists()
 
 
+@pytest.mark.parametrize("step", ["clip:norm=1", "top_k:share=0.1", "quantise:bits=8"])
+@pytest.mark.parametrize("name", ["apple", "fedamp", "fedap", "fedcac", "fedcross", "fedfomo", "pfedsim"])
+def test_whole_models_are_not_cut(name: str, step: str, tmp_path: Path) -> None:
+    study = idl.Study(methods=name, clients=3, rounds=1, local_epochs=1, uploads=[step], protocol={"validation": 0.2})
+    if step.startswith("quantise"):
+        assert not idl.run(study, tmp_path / "run", engine="sequential").diverged
+        return
+    with pytest.raises(InputError, match=f"{name} cannot take clip or top_k, because its clients send whole models"):
+        idl.run(study, tmp_path / "run", engine="sequential")
+
+
 def test_a_study_says_what_it_spent(tmp_path: Path) -> None:
     spec = "gaussian:norm=1,noise_multiplier=2,delta=0.001"
     study = idl.Study(clients=4, rounds=2, local_epochs=1, methods="local,fedavg", privacy=spec)

@@ -274,6 +274,11 @@ class _Norms:
             layer.forward = partial(self._normalise, name, layer)  # type: ignore[method-assign]
 
     def _normalise(self, name: str, layer: _BatchNorm, x: Tensor) -> Tensor:
+        if self.seen is not None:
+            row = _moments(x)
+            self.seen[name] = (
+                tree.map(lambda a, b: torch.cat([a, b]), self.seen[name], row) if name in self.seen else row
+            )
         if self.given is not None and not torch.is_grad_enabled():
             mean_MC, square_MC = self.given[name]
             call = self.calls[name] % len(mean_MC)
@@ -282,11 +287,6 @@ class _Norms:
             var_C = (square_C - mean_C.square()).clamp(min=0)
             kind = _wide(x).dtype
             return batch_norm(x, mean_C.to(kind), var_C.to(kind), layer.weight, layer.bias, eps=layer.eps)
-        if self.seen is not None:
-            row = _moments(x)
-            self.seen[name] = (
-                tree.map(lambda a, b: torch.cat([a, b]), self.seen[name], row) if name in self.seen else row
-            )
         if _single(x):
             x = x - x  # a single value per channel is its own mean: the result is the bias, without rounding
         # not torch's public form, which refuses a single value

@@ -50,7 +50,12 @@ class Sum:
 
 @dataclass(frozen=True)
 class Each:
-    """The upload of each participant, stacked (m, ...) in the order of ``ids``."""
+    """The upload of each participant, stacked (m, ...) in the order of ``ids``.
+
+    ``whole`` says that these are weights of models, and no increments of them: see ``sends_models``.
+    """
+
+    whole: bool = False
 
 
 Rule = Mean | Sum | Each
@@ -71,9 +76,9 @@ def sum(*, exact: bool = False) -> Any:
     return Sum(exact)
 
 
-def each() -> Any:
+def each(*, whole: bool = False) -> Any:
     """Declare a part of which the server needs the upload of each participant."""
-    return Each()
+    return Each(whole)
 
 
 def rules(declared: Tree) -> list[Rule]:
@@ -93,6 +98,11 @@ def needs_exact(declared: Tree) -> bool:
     longer belong together. So privacy, robust rules and steps that change uploads are refused.
     """
     return any(isinstance(rule, Mean | Sum) and rule.exact for rule in rules(declared))
+
+
+def sends_models(declared: Tree) -> bool:
+    """Whether clients send models as they are, of which a clip or the largest numbers alone would leave nothing."""
+    return any(isinstance(rule, Each) and rule.whole for rule in rules(declared))
 
 
 def within(declared: Tree, part: str) -> Tree:

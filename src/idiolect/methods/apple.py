@@ -192,5 +192,5 @@ def apple(
     def predict(down: Down, client: Personal, x_B: Tensor) -> Tensor:
         return log_softmax_of(task, client.value, x_B)  # [5]
 
-    parts = reduce.each()  # [4]
+    parts = reduce.each(whole=True)  # [4]
     return Method(init_server, init_client, send, local, parts, aggregate, joins_by_training(local), predict)

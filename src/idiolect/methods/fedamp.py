@@ -149,7 +149,8 @@ def fedamp(
         return log_softmax_of(task, client.value, x_B)  # [6]
 
     personalise = joins_by_training(local)
-    return Method(init_server, init_client, send, local, reduce.each(), aggregate, personalise, predict)  # [5]
+    parts = reduce.each(whole=True)  # [5]
+    return Method(init_server, init_client, send, local, parts, aggregate, personalise, predict)
 
 
 def flat(models: Model) -> Tensor:

@@ -43,7 +43,7 @@ class Server(NamedTuple):
     models: Model
     """The last upload of each client: every weight has a leading axis (K, ...)."""
     weight_KK: Tensor
-    """Row i: of the models in the mixture of client i."""
+    """Row i: of the models in the mixture of client i; zeros are equal shares of all that are known."""
     known_K: Tensor
     """1 for clients that have taken part."""
     measured_K: Tensor
@@ -155,7 +155,7 @@ def fedap(
         start, count = shared_of(network.init(key)), task.clients
         models: Model = tree.map(lambda w: w.expand(count, *w.shape).clone(), start)
         none_K = torch.zeros(count)
-        return Server(models, torch.full((count, count), 1 / count), none_K, none_K.clone(), torch.tensor(0))
+        return Server(models, torch.zeros(count, count), none_K, none_K.clone(), torch.tensor(0))
 
     def init_client(key: Tensor, id: Tensor) -> Personal:
         return untrained(kept_of(network.init(key)))
@@ -163,7 +163,8 @@ def fedap(
     def send(server: Server, ids: Tensor) -> Down:
         row_mK = server.weight_KK[ids.clamp(max=task.clients - 1)]
         everyone_K = torch.where(server.known_K.sum() > 0, server.known_K, torch.ones_like(server.known_K))
-        row_mK = torch.where((ids < task.clients)[:, None], row_mK, everyone_K / everyone_K.sum())
+        mixes_m = (ids < task.clients) & (row_mK.sum(1) > 0)  # not before its first round
+        row_mK = torch.where(mixes_m[:, None], row_mK, everyone_K / everyone_K.sum())
         mixture: Model = tree.map(lambda w_K: torch.tensordot(row_mK.to(w_K.dtype), w_K, 1), server.models)  # [5]
         measures_m = torch.full((len(ids),), float(int(server.round) + 1 == statistics_round))
         return Down(own=Received(mixture, measures_m))
@@ -197,7 +198,7 @@ def fedap(
         return log_softmax_of(task, model, x_B)  # [6]
 
     return Method(
-        init_server, init_client, send, local, reduce.each(), aggregate, personalise, predict,
+        init_server, init_client, send, local, reduce.each(whole=True), aggregate, personalise, predict,
         full_rounds=(statistics_round,),
     )  # fmt: skip
 
@@ -217,7 +218,7 @@ def pooled(parts: dict[str, Moments], n_S: Tensor, *, unbiased: bool) -> dict[st
 
 def distances(statistics_m: dict[str, Moments]) -> Tensor:
     """Of all pairs of clients, (m, m), float64."""
-    parts = [torch.cat([m.mean_C.double(), m.var_C.double().sqrt()], 1) for m in statistics_m.values()]
+    parts = [torch.cat([m.mean_C.double(), m.var_C.double().clamp(min=0).sqrt()], 1) for m in statistics_m.values()]
     return torch.stack([(a[:, None] - a).square().sum(-1).sqrt() for a in parts]).sum(0)  # [3]
 
 

@@ -122,7 +122,7 @@ def fedcac(
     def predict(down: Down, client: tuple[()], x_B: Tensor) -> Tensor:
         return log_softmax_of(task, down.own, x_B)  # [8]
 
-    return Method(init_server, stateless, send, local, reduce.each(), aggregate, unchanged, predict)
+    return Method(init_server, stateless, send, local, reduce.each(whole=True), aggregate, unchanged, predict)
 
 
 def _over(flag_m: Tensor, weight: Tensor) -> Tensor:

@@ -124,7 +124,7 @@ def fedcross(
     def predict(down: Down, client: Any, x_B: Tensor) -> Tensor:
         return log_softmax_of(task, down.shared, x_B)  # [5]
 
-    return Method(init_server, stateless, send, local, reduce.each(), aggregate, unchanged, predict)  # [3]
+    return Method(init_server, stateless, send, local, reduce.each(whole=True), aggregate, unchanged, predict)  # [3]
 
 
 def partners(models: Model, choice: str, round: int) -> Tensor:

@@ -195,7 +195,8 @@ def fedfomo(
     def predict(down: Down, client: Client, x_B: Tensor) -> Tensor:
         return log_softmax_of(task, client.model, x_B)
 
-    return Method(init_server, init_client, send, local, reduce.each(), aggregate, personalise, predict)  # [5] [6]
+    parts = reduce.each(whole=True)  # [5] [6]
+    return Method(init_server, init_client, send, local, parts, aggregate, personalise, predict)
 
 
 def choose(server: Server, ids: Tensor, places: int, chance: float) -> tuple[Tensor, Tensor]:

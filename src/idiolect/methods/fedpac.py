@@ -114,12 +114,13 @@ def fedpac(
         theta <- sum_i n_i theta_i / sum_i n_i,    c <- sum_i s_i / sum_i n_ic               (Eqs. 18, 19)  [5]
         phi_i <- sum_j a_ij phi_j                                                            (Eq. 4)        [6]
         a_i = argmin over the simplex of a' (diag(V_j / n_j) + Gram of (h_i - h_j)_j) a      (Eqs. 11, 46)  [7]
-        a client never seen gets sum_i n_i phi_i / sum_i n_i, before [6]                                    [8]
+        a new client gets sum_i n_i phi_i / sum_i n_i, before [6]                                           [8]
 
     Up: increment of theta, phi, s (C, d), h (C, d), V / n; weighted by n and n_c. Down: theta, c (C, d) and which
     classes have one; per client its head. At the client: nothing. The personal model is the global body with the
-    combined head. The server keeps one head per client. A class that no participant has keeps its last centroid. For a
-    class without one, a client uses its own mean feature before training.
+    combined head. The server keeps one head per client: one that was never drawn has the head of the start, also where
+    it is measured. A class that no participant has keeps its last centroid. For a class without one, a client uses its
+    own mean feature before training.
 
     Args:
         task: the problem.

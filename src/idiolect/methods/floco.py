@@ -48,7 +48,7 @@ class Server(NamedTuple):
 
     model: Simplex
     beta_KM: Tensor
-    """The centre of each client's region."""
+    """The centre of each client's region; a row of zeros is the centre of the simplex."""
     known_K: Tensor
     """1 for clients that have a region."""
     round: Tensor
@@ -133,7 +133,7 @@ def floco(
         heads = [network.init(k).head for k in keys.members(key, count)]
         ends = {n: torch.stack([head[n] for head in heads]) for n, w in heads[0].items() if w.ndim > 1}
         rest = {n: w for n, w in heads[0].items() if w.ndim <= 1}
-        beta_KM = torch.full((task.clients, count), 1 / count)
+        beta_KM = torch.zeros((task.clients, count))
         model = Simplex(network.init(key).body, ends, rest)
         return Server(model, beta_KM, torch.zeros(task.clients), torch.tensor(0))
 
@@ -142,7 +142,8 @@ def floco(
 
     def send(server: Server, ids: Tensor) -> Down:
         row_m, member_m = ids.clamp(max=task.clients - 1), ids < task.clients
-        beta_mM = torch.where(member_m[:, None], server.beta_KM[row_m], 1 / count)
+        beta_mM = torch.where(member_m[:, None], server.beta_KM[row_m], 0.0)
+        beta_mM = torch.where(beta_mM.sum(1, keepdim=True) > 0, beta_mM, 1 / count)
         known_m = torch.where(member_m, server.known_K[row_m], 0.0)
         return Down(server.model, Region(beta_mM, known_m, torch.full_like(known_m, int(server.round) == start_round)))
 
@@ -240,8 +241,9 @@ def regions(kappa_mM: Tensor) -> Tensor:
     size_S = torch.linspace(1e-4, 1, _SIZES, dtype=kappa_mM.dtype)
     beta_SmM = torch.stack([onto_simplex(kappa_mM, float(size)) / size for size in size_S])
     first, second = torch.triu_indices(len(kappa_mM), len(kappa_mM), 1)
-    apart_Sp = (beta_SmM[:, first] - beta_SmM[:, second]).norm(dim=-1).clamp(min=_NEAR)
-    return beta_SmM[apart_Sp.pow(-2).mean(1).argmin()]  # [7]
+    # one size after another: all pairs of some hundred clients at all sizes would take gigabytes
+    apart_Sp = [(beta_mM[first] - beta_mM[second]).norm(dim=-1).clamp(min=_NEAR) for beta_mM in beta_SmM]
+    return beta_SmM[torch.stack([apart_p.pow(-2).mean() for apart_p in apart_Sp]).argmin()]  # [7]
 
 
 def onto_simplex(point_mM: Tensor, size: float) -> Tensor:

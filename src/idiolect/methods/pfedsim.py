@@ -124,7 +124,8 @@ def pfedsim(task: Task, *, warm_up: Annotated[float, Field(ge=0, le=1)] = 0.5) -
     def predict(down: Down, client: Personal, x_B: Tensor) -> Tensor:
         return log_softmax_of(task, client.value, x_B)
 
-    return Method(init_server, init_client, send, local, reduce.each(), aggregate, personalise, predict)  # [4]
+    parts = reduce.each(whole=True)  # [4]
+    return Method(init_server, init_client, send, local, parts, aggregate, personalise, predict)
 
 
 def likeness(head: Weights) -> Tensor:

@@ -10,7 +10,7 @@ from idiolect.core import keys, tree
 from idiolect.core.errors import Diverged, InputError, argument, option
 from idiolect.core.evaluation_protocol import Protocol
 from idiolect.core.method import Method, Reduced, Up
-from idiolect.core.reduce import needs_each, needs_exact
+from idiolect.core.reduce import needs_each, needs_exact, sends_models
 from idiolect.core.reduction import Reduction, Sums
 from idiolect.simulation import summing, uploads
 from idiolect.simulation.client_runner import Job
@@ -47,6 +47,11 @@ def check(job: Job, method: Method) -> None:
                     f"method {job.name} cannot take {what}, because its server needs parts of the uploads as they were "
                     f"sent: leave out {setting}, or this method"
                 )
+    if sends_models(method.reduce) and any(isinstance(step, uploads.Clip | uploads.TopK) for step in job.uploads):
+        raise InputError(
+            f"method {job.name} cannot take clip or top_k, because its clients send whole models and no increments, of "
+            f"which these leave hardly anything: leave them out of {argument('upload')}, or this method"
+        )
     if job.privacy is None and job.robust is None:
         return
     if job.privacy is not None and job.robust is not None:
