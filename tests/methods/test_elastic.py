@@ -13,6 +13,7 @@ from oracle import close
 from idiolect import methods
 from idiolect.core import tree
 from idiolect.core.errors import InputError
+from idiolect.core.reduction import Reduced
 
 ROWS = o.federation()
 START = o.weights(1)
@@ -67,6 +68,16 @@ def test_a_tensor_without_sensitivity_moves_by_all_that_is_allowed() -> None:
     server, _, _, _ = o.round_of(method, o.model_of(zero), {0: ()}, ROWS)
     assert tree.not_finite(server) is None
     close(server.body["0.weight"] - torch.tensor(zero["W"]), 1.5 * up.value.change.body["0.weight"])
+
+
+def test_noise_below_0_is_no_sensitivity() -> None:
+    method = methods.build("elastic", {"tau": 0.5}, o.task())
+    start = o.model_of(START)
+    _, up, _ = method.local(o.one(method, start, 0), (), o.data(*ROWS[0]), o.key())
+    below = up.value._replace(sensitivity=tree.map(lambda a: -1e-3 * torch.ones_like(a), up.value.sensitivity))
+    server, _ = method.aggregate(start, Reduced(below), torch.tensor([0]))
+    for new, old, change in zip(*map(tree.leaves, (server, start, up.value.change)), strict=True):
+        close(new, old + 1.5 * change)
 
 
 @pytest.mark.parametrize("ids", [(4, 0), (2, 1)])

@@ -40,6 +40,16 @@ def test_what_noise_pushes_below_the_ridge_is_lifted(name: str, ridge: float) ->
 
 
 @pytest.mark.parametrize("name", ["fedlda", "pfedfda"])
+def test_without_a_ridge_it_keeps_its_trace_and_has_an_inverse(name: str) -> None:
+    draw_dd = np.random.default_rng(3).normal(0, 0.4, (o.WIDTH, o.WIDTH))
+    noise_dd = np.tril(draw_dd) + np.tril(draw_dd, -1).T
+    assert np.linalg.eigvalsh(np.eye(o.WIDTH) + noise_dd)[0] < 0
+    cov_dd = aggregated(name, 0.0, noise_dd)
+    assert np.linalg.eigvalsh(cov_dd)[0] > 0
+    np.testing.assert_allclose(np.trace(cov_dd), o.WIDTH + np.trace(noise_dd))
+
+
+@pytest.mark.parametrize("name", ["fedlda", "pfedfda"])
 def test_any_other_is_the_mean_of_the_clients_to_the_bit(name: str) -> None:
     root_dd = np.random.default_rng(1).normal(size=(o.WIDTH, 2))
     increment_dd = root_dd @ root_dd.T - 0.4 * np.eye(o.WIDTH)

@@ -146,6 +146,15 @@ def test_a_server_without_increments_is_refused(spec: str) -> None:
         methods.build("fedproto", {}, toy.task(), server=server_optimiser_of(Spec.parse(spec)))
 
 
+@pytest.mark.parametrize("name", ["fedas", "ccvr"])
+def test_what_a_declaration_says_of_its_parts_stays(name: str) -> None:
+    """Measured weights, which count no samples, and parts that must come as they were sent."""
+    stepped, usual = (methods.build(name, {}, toy.task(), server=by).reduce for by in (ServerMomentum(), AVERAGE))
+    parts = [[(one.measured, one.exact) for one in reduce.rules(declared)] for declared in (stepped, usual)]  # type: ignore[union-attr]
+    assert parts[0] == parts[1]
+    assert any(any(one) for one in parts[1])
+
+
 def test_a_method_without_a_server_stays_as_it_is() -> None:
     method = methods.build("local", {}, toy.task(), server=ServerAdam())
     assert method.init_server(toy.key()) == ()

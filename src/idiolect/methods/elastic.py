@@ -82,6 +82,7 @@ def elastic(task: Task, *, tau: NonNegativeFloat = 0.5, mu: Annotated[float, Fie
 
     def aggregate(server: Model, up: Reduced, ids: Tensor) -> tuple[Model, dict[str, Tensor]]:
         def moved(w: Tensor, change: Tensor, omega: Tensor) -> Tensor:
+            omega = omega.clamp(min=0)  # below, there is only noise of privacy
             zeta = 1 + tau - omega / omega.amax().clamp(min=torch.finfo(omega.dtype).tiny)  # [3]
             return w + zeta * change  # [4]
 

@@ -103,7 +103,8 @@ def pfedfda(
     until ``personalise``, which estimates, searches beta again and forms the head by forward passes only; a new client
     joins in the same way. With too few samples for two folds beta is 0. beta is the weight of the **local** estimate
     (FedLDA's is of the global). No eigenvalue of S_g is below min(1, ridge): S_g starts at 1 and [3] adds ridge. Noise
-    for privacy can push some lower: the server lifts those below half of it to that half, so that [1] has a solution.
+    for privacy can push some lower: the server lifts those below half of it to that half, so that [1] has a solution;
+    with a ridge of 0, those that are no larger than the noise become their mean.
 
     Args:
         task: the problem.
@@ -237,6 +238,7 @@ def pfedfda(
     def renew(server: Shared, up: Reduced, ids: Tensor) -> tuple[Shared, dict[str, Tensor]]:
         new = tree.add(server, up.value)  # [6]
         cov_dd = covariance.at_least(covariance.unpack(new.cov, width), min(1.0, ridge) / 2)
+        cov_dd = covariance.above_noise(cov_dd) if ridge == 0 else cov_dd
         return new._replace(cov=covariance.pack(cov_dd)), {}
 
     means = reduce.mean("n_C") if class_weighted_means else reduce.mean("n")

@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from typing import NamedTuple
 
 from idiolect.core import keys, tree
-from idiolect.core.errors import Diverged, InputError, argument, option
+from idiolect.core.errors import Diverged, InputError, argument, on_command_line, option
 from idiolect.core.evaluation_protocol import Protocol
 from idiolect.core.method import Method, Reduced, Up
 from idiolect.core.reduce import needs_each, needs_exact, sends_models
@@ -37,9 +37,9 @@ def check(job: Job, method: Method) -> None:
     """
     if needs_exact(method.reduce):
         changes = (
-            ("privacy", "privacy", job.privacy),
+            ("privacy", argument("privacy"), job.privacy),
             ("a robust rule", argument("robust"), job.robust),
-            ("steps that change uploads", argument("upload"), job.uploads),
+            ("steps that change uploads", _steps(), job.uploads),
         )
         for what, setting, there in changes:
             if there:
@@ -50,7 +50,7 @@ def check(job: Job, method: Method) -> None:
     if sends_models(method.reduce) and any(isinstance(step, uploads.Clip | uploads.TopK) for step in job.uploads):
         raise InputError(
             f"method {job.name} cannot take clip or top_k, because its clients send whole models and no increments, of "
-            f"which these leave hardly anything: leave them out of {argument('upload')}, or this method"
+            f"which these leave hardly anything: leave them out of {_steps()}, or this method"
         )
     if job.privacy is None and job.robust is None:
         return
@@ -78,6 +78,11 @@ def check(job: Job, method: Method) -> None:
             f"method {job.name} cannot take this robust rule, because its server needs the upload of each client: "
             "choose norm_bound, or leave out this method"
         )
+
+
+def _steps() -> str:
+    """The name of the setting of uploads: in Python and in a file it has another one than the option."""
+    return argument("upload") if on_command_line() else "uploads"
 
 
 def check_sums(job: Job, protocol: Protocol, participants: int) -> None:
@@ -128,7 +133,7 @@ def admit(job: Job, number: int, client: int, up: Up) -> tuple[Up | None, bool]:
     if path is not None and job.robust is None:
         raise Diverged(
             f"{job.name}: client {client}, round {number}, upload: {path} is not a finite number; "
-            f"{option('robust', 'norm_bound')} refuses such uploads"
+            f"{option('robust', 'norm_bound')} refuses such uploads, where the method can take it"
         )
     return (up, False) if path is None else (None, True)
 

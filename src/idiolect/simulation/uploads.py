@@ -21,12 +21,10 @@ from idiolect.core.method import Up
 from idiolect.core.option_spec import Spec
 from idiolect.core.tree import Tree
 
-_BESIDE_STATISTICS = "method/"  # a method's own upload, where moments of normalisation layers travel too
-
 
 def parts(value: Tree) -> list[list[int]]:
     """The places of the leaves of each part of an upload, such as the body, the head or the class means."""
-    names = [path.removeprefix(_BESIDE_STATISTICS).partition("/")[0] for path in tree.named(value)]
+    names = [path.partition("/")[0] for path in tree.named(value)]
     return [[k for k, name in enumerate(names) if name == part] for part in dict.fromkeys(names)]
 
 

@@ -26,7 +26,7 @@ from idiolect.core.method import (
     unchanged,
 )
 from idiolect.core.option_spec import Spec
-from idiolect.core.reduce import Increment, Mean, rules, spread
+from idiolect.core.reduce import Increment, Mean, Rule, rules, spread
 from idiolect.core.reduction import Reduction
 from idiolect.core.tree import Tree
 from idiolect.training.sharing import shared
@@ -147,7 +147,10 @@ def _with_optimiser(
         own, info = add(server.method, up._replace(value=build(flat)), ids)
         return WithOptimiser(own, *state), info
 
-    once = tree.map(lambda one: Mean(one.by) if isinstance(one, Increment) else one, parts)  # not to be stepped again
+    def not_again(one: Rule) -> Rule:
+        return Mean(one.by, one.measured, one.exact) if isinstance(one, Increment) else one
+
+    once = tree.map(not_again, parts)
     return Rounds(init_server, init_client, send, local, once, aggregate)
 
 
