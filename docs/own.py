@@ -143,6 +143,7 @@ def page(report: Report, tables: Mapping[str, Table]) -> str:
         f"second run: the first, on other clients, [missed its goal]({PROTOCOL}#privacy-once-more) by 1.2, 1.7 and 2.0",
         "points; three faults were mended, rates were chosen anew, and these clients are others.\n",
         *judged.section([judged.PRIVATE], judged.private),
+        *judged.section([judged.PRIVATE], judged.by_seed),
         "",
         *judged.rates(),
         "\n## What each part is worth\n",
