@@ -194,8 +194,7 @@ def fedlda(
 
     def renew(server: Shared, up: Reduced, ids: Tensor) -> tuple[Shared, dict[str, Tensor]]:
         new = tree.add(Shared(*server[:3]), Shared(*up.value[:3]))  # [5]
-        cov_dd = covariance.at_least(covariance.unpack(new.cov, width), min(1.0, ridge) / 2)
-        cov_dd = covariance.above_noise(cov_dd) if ridge == 0 else cov_dd
+        cov_dd = covariance.ridged_above_noise(covariance.unpack(new.cov, width), ridge)
         new = new._replace(cov=covariance.pack(cov_dd))
         if not recent:
             return new, {}

@@ -237,8 +237,7 @@ def pfedfda(
 
     def renew(server: Shared, up: Reduced, ids: Tensor) -> tuple[Shared, dict[str, Tensor]]:
         new = tree.add(server, up.value)  # [6]
-        cov_dd = covariance.at_least(covariance.unpack(new.cov, width), min(1.0, ridge) / 2)
-        cov_dd = covariance.above_noise(cov_dd) if ridge == 0 else cov_dd
+        cov_dd = covariance.ridged_above_noise(covariance.unpack(new.cov, width), ridge)
         return new._replace(cov=covariance.pack(cov_dd)), {}
 
     means = reduce.mean("n_C") if class_weighted_means else reduce.mean("n")

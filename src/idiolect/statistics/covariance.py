@@ -124,6 +124,21 @@ def above_noise(cov_dd: Tensor) -> Tensor:
     return lifted.to(cov_dd.dtype)
 
 
+def ridged_above_noise(cov_dd: Tensor, ridge: float) -> Tensor:
+    """A covariance that began at the identity, and to which ``ridge`` is added in each round, after noise.
+
+    No eigenvalue is below half of min(1, ridge); without a ridge it is ``above_noise``. One that noise has not pushed
+    lower comes back to the bit.
+
+    Args:
+        cov_dd: symmetric.
+        ridge: 0 or more, in squared feature units.
+
+    Source: idiolect's own.
+    """
+    return at_least(cov_dd, min(1.0, ridge) / 2) if ridge else above_noise(cov_dd)
+
+
 def pack(cov_dd: Tensor) -> Tensor:
     """The upper triangle of a symmetric matrix, row by row: (d (d + 1) / 2,). This is all that has to be sent."""
     row, column, _ = _places(cov_dd.shape[-1], cov_dd.device)
