@@ -45,7 +45,9 @@ def _code(text: str) -> str:
     return text.title() if text.lower() in ("true", "false") else text
 
 
-def remarks(encoding: Encoding, values: pd.Series[Any], where: str, name: str, *, knows_gaps: bool) -> Iterator[str]:
+def remarks(
+    encoding: Encoding, values: pd.Series[Any], where: str, name: str, *, knows_gaps: bool, shared: set[str]
+) -> Iterator[str]:
     """Sentences about empty cells and texts that the bundle does not know.
 
     Args:
@@ -54,6 +56,8 @@ def remarks(encoding: Encoding, values: pd.Series[Any], where: str, name: str, *
         where: the site's table.
         name: what a person calls the column.
         knows_gaps: whether the bundle has a feature that says where a cell is empty.
+        shared: the bundle's columns of which other rows of the table have texts that it knows; this one is added if
+            these rows have.
 
     Raises:
         InputError: there are texts among numbers, or many texts and the bundle knows none.
@@ -72,7 +76,9 @@ def remarks(encoding: Encoding, values: pd.Series[Any], where: str, name: str, *
     if encoding.kind == "text":
         is_known = by_value(lambda v: text_of(v) in encoding.texts, values[~gone_R])
         unknown = len(is_known) - int(is_known.sum())
-        if len(is_known) >= MANY and unknown == len(is_known):
+        if unknown < len(is_known):
+            shared.add(encoding.name)
+        if len(is_known) >= MANY and encoding.name not in shared:
             raise InputError(
                 f"column {name!r} of {where} has none of the texts that the bundle knows "
                 f"({listed([t for t in encoding.texts if t], 8)}): translate its values into these"

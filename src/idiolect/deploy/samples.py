@@ -177,6 +177,7 @@ class Reader:
         """Columns of the site's table that may be left out of what is encoded."""
         self._by_name = {fold(e.name): e for e in inputs.columns} | {e.name: e for e in inputs.columns}
         self._as_is, self._sentences = set(_names(as_is)), set[str]()
+        self._ways, self._shared = dict[str, str](), set[str]()  # of parts before
         if unknown := [c for c in _names(as_is) if c not in {e.name for e in inputs.columns}]:
             raise InputError(f"as_is: the bundle takes no column {unknown[0]!r}: leave it out")
 
@@ -298,7 +299,7 @@ class Reader:
 
     def _table(self, frame: pd.DataFrame) -> Tensor:
         own = [str(c) for c in frame]
-        frame, added = dates.with_parts(frame, [e.name for e in self.inputs.columns], self.where)
+        frame, added = dates.with_parts(frame, [e.name for e in self.inputs.columns], self.where, self._ways)
         self._as_is |= added  # dates go on
         self.names |= {name: name for name in own if name not in frame}  # columns of dates
         with_gaps = dates.with_gaps(self.inputs.columns)
@@ -312,7 +313,9 @@ class Reader:
             for one in self.inputs.columns:
                 name = dates.base_of(one.name) if one.name in added else one.name
                 knows_gaps = one.gaps or (one.name in added and name in with_gaps)
-                for sentence in cells.remarks(one, values[one.name], self.where, name, knows_gaps=knows_gaps):
+                for sentence in cells.remarks(
+                    one, values[one.name], self.where, name, knows_gaps=knows_gaps, shared=self._shared
+                ):
                     self._say(sentence)
             x_RF = tables.encode(self.inputs.columns, values)
         self._scales(x_RF)

@@ -111,10 +111,13 @@ def with_gaps(encodings: Iterable[Encoding]) -> set[str]:
     return {base for one in encodings if one.gaps and (base := base_of(one.name))}
 
 
-def with_parts(frame: pd.DataFrame, wanted: Iterable[str], where: str) -> tuple[pd.DataFrame, set[str]]:
+def with_parts(
+    frame: pd.DataFrame, wanted: Iterable[str], where: str, ways: dict[str, str] | None = None
+) -> tuple[pd.DataFrame, set[str]]:
     """A table, from ``where``, with the wanted parts in place of its columns of dates, and the parts that were added.
 
-    A column that is empty has all parts, and all are missing.
+    A column that is empty has all parts, and all are missing. ``ways`` has, by name, how other rows of the table have
+    shown that a column is written; what these rows show is added.
 
     Raises:
         InputError: as ``expanded``, or a column has no dates where some are wanted.
@@ -124,7 +127,7 @@ def with_parts(frame: pd.DataFrame, wanted: Iterable[str], where: str) -> tuple[
     for name in [str(c) for c in frame]:
         if fold(name) not in bases:
             continue
-        parts = {} if missing(frame[name]).all() else _parts(frame[name], name, alone=True)
+        parts = {} if missing(frame[name]).all() else _parts(frame[name], name, alone=True, ways=ways)
         if parts is None:
             raise InputError(
                 f"column {name!r} of {where} has values that are no dates, or dates in several writings (the first in "
@@ -158,7 +161,9 @@ def _digits(value: object) -> str:
     return str(int(value) if isinstance(value, float) and value.is_integer() else value)
 
 
-def _parts(values: pd.Series[Any], name: str, *, alone: bool = False) -> dict[str, NDArray[np.float64]] | None:
+def _parts(
+    values: pd.Series[Any], name: str, *, alone: bool = False, ways: dict[str, str] | None = None
+) -> dict[str, NDArray[np.float64]] | None:
     """The parts of each row's date or time; None if these are none, or are written in a way that is not understood.
 
     With ``alone`` a number such as 20240131 is a date even where there is no other.
@@ -167,7 +172,7 @@ def _parts(values: pd.Series[Any], name: str, *, alone: bool = False) -> dict[st
         InputError: as ``expanded``, or one is too far away.
     """
     try:
-        return _parts_of(values, name, alone)
+        return _parts_of(values, name, alone, {} if ways is None else ways)
     except (pd.errors.OutOfBoundsDatetime, pd.errors.OutOfBoundsTimedelta):
         raise _too_far(name) from None
 
@@ -179,7 +184,9 @@ def _too_far(name: str) -> InputError:
     )
 
 
-def _parts_of(values: pd.Series[Any], name: str, alone: bool) -> dict[str, NDArray[np.float64]] | None:
+def _parts_of(
+    values: pd.Series[Any], name: str, alone: bool, ways: dict[str, str]
+) -> dict[str, NDArray[np.float64]] | None:
     kind, gone_R = pd.api.types.infer_dtype(values, skipna=True), missing(values)
     if kind in ("timedelta64", "timedelta"):
         return {"days": _floats(pd.to_timedelta(values).dt.total_seconds() / 86400)}
@@ -212,7 +219,7 @@ def _parts_of(values: pd.Series[Any], name: str, alone: bool) -> dict[str, NDArr
     else:
         return None
     different = pd.Series(texts.unique())
-    read = _read(different, formats, name)
+    read = _read(different, formats, name, ways)
     if read is None:
         return None
     by_text = dict(zip(different, read[0], strict=True))
@@ -227,8 +234,10 @@ def _formats() -> Iterator[str]:
     yield from (f"{day}{gap}{clock}" for day, gap, clock in product(_DAYS, (" ", "T"), _CLOCKS))
 
 
-def _read(different: pd.Series[Any], formats: Sequence[str], name: str) -> tuple[pd.Series[Any], bool] | None:
-    """Texts as instants, and whether they are times of the day alone."""
+def _read(
+    different: pd.Series[Any], formats: Sequence[str], name: str, ways: dict[str, str]
+) -> tuple[pd.Series[Any], bool] | None:
+    """Texts as instants, and whether they are times of the day alone; in the way of the column, which is noted."""
     if different.str.fullmatch(_ISO).all():
         read = pd.to_datetime(different, format="ISO8601", utc=True, errors="coerce")
         return (read.dt.tz_localize(None), False) if read.notna().all() else None
@@ -237,19 +246,21 @@ def _read(different: pd.Series[Any], formats: Sequence[str], name: str) -> tuple
         clock = clock.fillna(pd.to_datetime(different, format=way, errors="coerce"))
     if clock.notna().all():
         return clock, True
-    ways: list[pd.Series[Any]] = []
-    for way in formats:
+    reads: dict[str, pd.Series[Any]] = {}
+    for way in [ways[name]] if name in ways else formats:
         if pd.to_datetime(different.iloc[:_TRIED], format=way, errors="coerce").isna().any():
             continue
         read = pd.to_datetime(different, format=way, errors="coerce")
-        if read.notna().all() and not any(map(read.equals, ways)):
-            ways.append(read)
-    if len(ways) > 1:
+        if read.notna().all():
+            reads[way] = read
+    if len(reads) == 1:
+        [ways[name]] = reads
+    if any(not read.equals(next(iter(reads.values()))) for read in reads.values()):
         raise InputError(
             f"column {name!r} has dates, and nothing shows whether the day or the month stands first: write them as "
             "2024-01-31, or drop the column"
         )
-    return (ways[0], False) if ways else None
+    return (next(iter(reads.values())), False) if reads else None
 
 
 def _of_instants(instants: pd.Series[Any]) -> dict[str, NDArray[np.float64]]:

@@ -65,7 +65,7 @@ _MARKS = tuple(map(re.compile, (
 """One of these is in every text file with numbers such as 1 234, or with another minus; a literal first is fast."""
 _COMMAS = {True: re.compile(rb'"[ +-]?\d[\d.]*,\d'), False: re.compile(rb",\d")}
 """Is in every text file with commas in numbers, by whether commas separate its cells."""
-_OVERLAP = 64  # bytes of a block that are looked at again with the next one
+_OVERLAP = 2**16  # bytes of a block that are looked at again with the next one, as long as a row of empty cells
 
 
 def whole(
@@ -128,11 +128,11 @@ def some(where: str | Path, size: int, roles: Roles, numbers: Callable[[str], bo
     Raises:
         InputError: there is nothing of the kind, or it cannot be read.
     """
-    paths = _places(where)
-    for path in paths:
+    several = is_pattern(expanded(where))
+    for path in _places(where):
         with unpacked(path) as inside:
             for part in _some(inside, size, roles, numbers):
-                yield part if len(paths) == 1 else part._replace(frame=part.frame.assign(file=path.name))
+                yield part._replace(frame=part.frame.assign(file=path.name)) if several else part
 
 
 def _some(path: Path, size: int, roles: Roles, numbers: Callable[[str], bool]) -> Iterator[Part]:
@@ -227,9 +227,10 @@ def _as_text(value: object) -> str:
 
 
 def _csv(path: Path, roles: Roles, numbers: Callable[[str], bool]) -> Iterator[Part]:
-    """The file by Arrow's reader, which is fast, if its first block is plain; else all at once, with more patience.
+    """The file by Arrow's reader, which is fast, if its writing is plain; else all at once, with more patience.
 
     Where numbers may have other marks than decimal points, the whole file is looked at before its first row is given.
+    What Arrow cannot read to its end goes on with more patience.
     """
     with path.open("rb") as file:
         head = file.read(_HEAD)
@@ -237,14 +238,16 @@ def _csv(path: Path, roles: Roles, numbers: Callable[[str], bool]) -> Iterator[P
         text = codecs.getincrementaldecoder("utf-8-sig")().decode(head)
     except UnicodeDecodeError:
         text = ""
-    if not text.strip() or "\0" in text or EXCEL.match(text):
+    if not text.strip() or text[0].isspace() or "\0" in text or EXCEL.match(text):
         yield Part(read_csv(path, roles))
         return
     separator, form = separator_of(text, path), roles.form
-    if separator == SPACES or any("=" in mark for mark in form.missing):  # which Arrow has no options for
+    # Arrow has no options for these
+    if separator == SPACES or any("=" in mark for mark in form.missing) or _is_odd(path, separator):
         yield Part(read_csv(path, roles))
         return
-    names = [str(c).strip() for c in pd.read_csv(io.StringIO(text), sep=separator, nrows=0, dtype=str).columns]
+    first = pd.read_csv(io.StringIO(text), sep=separator, nrows=1, header=None, dtype=str, keep_default_na=False)
+    names = [str(name).strip() or f"Unnamed: {i}" for i, name in enumerate(first.iloc[0])]
     if form.nameless:
         if form.names:
             check_names(form.names, len(names), path)
@@ -259,7 +262,7 @@ def _csv(path: Path, roles: Roles, numbers: Callable[[str], bool]) -> Iterator[P
     missing = (*MISSING, *form.missing)
     number_columns = [name for name in features if numbers(name)]
     candidates = [name for name in features if numbers(name) or (roles.as_texts and not roles.as_texts(name))]
-    is_started = False
+    count = 0  # of rows that were given
 
     def rows(floats: Collection[str], decimal: str = ".") -> Iterator[pd.DataFrame]:
         """Some rows at a time: these columns as numbers, and all others as stripped texts.
@@ -280,8 +283,8 @@ def _csv(path: Path, roles: Roles, numbers: Callable[[str], bool]) -> Iterator[P
     try:
         if _is_plain(path, text, separator, candidates):
             for frame in rows(number_columns):
-                is_started = True
                 yield Part(frame)
+                count += len(frame)
         else:
             evidence, label = Evidence(), [name for name in (roles.label(names),) if name is not None]
             for frame in rows(()):
@@ -292,22 +295,35 @@ def _csv(path: Path, roles: Roles, numbers: Callable[[str], bool]) -> Iterator[P
             commas = marks == Marks(",") and parse is _in_parallel
             floats = [name for name in number_columns if commas and fit(bits[name], marks)]
             for frame in rows(floats, marks.decimal if floats else "."):
-                is_started = True
                 numeric = frame.select_dtypes("float").columns
                 still = {name: of_column for name, of_column in bits.items() if name not in numeric}
                 yield Part(pd.DataFrame(convert({name: frame[name] for name in names}, marks, still, roles)))
-    except (pa.ArrowException, OSError) as error:
-        if is_started:
-            what = "a line has too many or too few cells, or a text where the others have numbers"
-            raise InputError(f"{path} cannot be read to its end ({what}): correct it") from error
-    if not is_started:
-        yield Part(read_csv(path, roles))
+                count += len(frame)
+    except (pa.ArrowException, OSError):
+        yield Part(read_csv(path, roles).iloc[count:].reset_index(drop=True))
+    else:
+        if not count:
+            yield Part(read_csv(path, roles))
 
 
 def _strip(column: pa.ChunkedArray, missing: Sequence[str]) -> pa.ChunkedArray:
     """Stripped texts, null where missing."""
     text = pc.utf8_trim_whitespace(column)
     return pc.if_else(pc.is_in(text, pa.array(missing, pa.string())), None, text)
+
+
+def _is_odd(path: Path, separator: str) -> bool:
+    """Whether a file has rows of empty cells, or a space before a quotation mark, which Arrow reads as they stand."""
+    mark = re.escape(separator.encode())
+    empty, space = re.compile(rb"\n[ \t\"" + mark + rb"]*[\"" + mark + rb"]\r?(?:\n|\Z)"), re.compile(mark + rb' +"')
+    with path.open("rb") as file:
+        end = b""
+        while block := file.read(_BLOCK):
+            lines = end + block
+            if empty.search(lines) or (b' "' in lines and space.search(lines)):
+                return True
+            end = block[-_OVERLAP:]
+    return False
 
 
 def _is_plain(path: Path, head: str, separator: str, numbers: Collection[str]) -> bool:

@@ -60,7 +60,9 @@ class Roles(NamedTuple):
     form: Form = Form()
 
     def label(self, columns: Sequence[str]) -> str | None:
-        """The target column, if there is one."""
+        """The target column, if there is one; a feature with the usual name of a target is none."""
+        if self.target is None and self.features is not None:
+            columns = [name for name in columns if not self.features(name)]
         try:
             return find_target(columns, self.target, "")
         except InputError:
