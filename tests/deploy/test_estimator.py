@@ -14,9 +14,11 @@ from sklearn.exceptions import NotFittedError
 from sklearn.model_selection import cross_val_score
 from sklearn.pipeline import make_pipeline
 from sklearn.preprocessing import FunctionTransformer
+from tests.deploy.conftest import hospitals
 
 import idiolect as idl
 from idiolect.deploy.bundle import Bundle
+from idiolect.deploy.samples import stream
 
 
 @pytest.fixture
@@ -127,6 +129,44 @@ def test_another_client_has_another_model(table: idl.Result, x: pd.DataFrame, tm
     of_oslo = one.set_params(client="Oslo").predict_proba(x)
     assert (of_oslo != before).any()
     np.testing.assert_array_equal(of_oslo, idl.load(models.folder, client="Oslo").predict_proba(x))
+
+
+def test_a_client_whose_name_is_a_number_is_asked_for_by_its_name(x: pd.DataFrame, tmp_path: Path) -> None:
+    source = idl.data.from_frame(
+        hospitals().assign(hospital=lambda frame: frame["hospital"].map({"Graz": 2, "Lyon": 3, "Oslo": 1, "Porto": 5})),
+        client_column="hospital",
+    )
+    study = idl.Study(data=source, methods=["fedper"], rounds=1)
+    result = idl.run(study, tmp_path / "run", engine="sequential")
+    folder = result.bundle("fedper", tmp_path / "all", client="all").folder
+    by_name = {name: idl.load(folder, client=name).predict_proba(x) for name in "1235"}
+    for client, name in {1: "1", 2: "2", 3: "3", 5: "5", 0: "1"}.items():
+        np.testing.assert_array_equal(idl.load(folder, client=client).predict_proba(x), by_name[name])
+
+
+def test_another_bundle_has_another_method(table: idl.Result, x: pd.DataFrame, tmp_path: Path) -> None:
+    one, other = (table.bundle(name, tmp_path / name, client="Lyon").folder for name in ("pfedfda", "knnper"))
+    estimator = idl.load(one)
+    p_NC = estimator.predict_proba(x)
+    expected_NC = idl.load(other).predict_proba(x)
+    assert not np.allclose(p_NC, expected_NC)
+    np.testing.assert_array_equal(estimator.set_params(bundle=other).predict_proba(x), expected_NC)
+
+
+def test_colour_images_of_numbers_have_their_channels_where_training_takes_them(tmp_path: Path) -> None:
+    rng = np.random.default_rng(0)
+    x_N, y_N = rng.random((80, 6, 8, 3), np.float32), rng.integers(0, 2, 80)
+    np.savez(tmp_path / "train.npz", x=x_N, y=y_N, site=np.arange(80) % 4)
+    study = idl.Study(
+        data=str(tmp_path / "train.npz"), target="y", client_column="site", model="mlp", methods=["fedper"], rounds=1
+    )
+    bundle = idl.run(study, tmp_path / "run", engine="sequential").bundle("fedper", tmp_path / "bundle")
+    classifier = idl.load(bundle.folder).fit(x_N, y_N)
+    p_NC = classifier.predict_proba(x_N)
+    np.testing.assert_array_equal(classifier.predict_proba(x_N.transpose(0, 3, 1, 2)), p_NC)
+    np.savez(tmp_path / "none.npz", x=x_N[:0])
+    with pytest.raises(idl.InputError, match=r"none.npz has 'x' without rows"):
+        list(stream(tmp_path / "none.npz", bundle.about.inputs))
 
 
 def test_classes_that_are_true_and_false(tmp_path: Path) -> None:

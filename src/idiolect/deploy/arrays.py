@@ -45,7 +45,7 @@ def _tensors(x: Any, forms: Mapping[str, TensorPart], what: str) -> dict[str, Te
 
 def _tensor(x: Any, form: TensorPart, what: str) -> Tensor:
     """Samples (N, ...) of a form; whole numbers stay so."""
-    x_N = np.asarray(x)
+    x_N = _channels_first(np.asarray(x), form.shape)
     if x_N.dtype.kind not in "biuf" or not _fits(x_N, form.shape):
         raise ValueError(f"{what} has the shape {x_N.shape} of {x_N.dtype}: give numbers of shape (N, *{form.shape})")
     if form.ids is None:
@@ -73,11 +73,16 @@ def _images(x_N: NDArray[Any], shape: tuple[int, ...], what: str) -> Tensor:
     )
     if not whole:
         raise ValueError(f"{what} holds numbers that are not pixels: give 8-bit images, 0 to 255")
-    x_N = x_N.astype(np.uint8)
-    if x_N.ndim == 4 and x_N.shape[1:] == (height, width, channels) != (channels, height, width):
-        x_N = x_N.transpose(0, 3, 1, 2)
+    x_N = _channels_first(x_N.astype(np.uint8), shape)
     if x_N.ndim < 2 or not _fits(x_N, shape):
         raise ValueError(
             f"{what} has the shape {x_N.shape}: give images of {width}x{height} pixels with {channels} channels"
         )
     return torch.from_numpy(np.ascontiguousarray(x_N).reshape(-1, channels, height, width))
+
+
+def _channels_first(x_N: NDArray[Any], shape: tuple[int, ...]) -> NDArray[Any]:
+    """Images (N, H, W, C) as (N, C, H, W), which is the form in training; others as they are."""
+    if len(shape) == 3 and shape[0] in (1, 3) and x_N.shape[1:] == (*shape[1:], shape[0]) != shape:
+        return x_N.transpose(0, 3, 1, 2)
+    return x_N

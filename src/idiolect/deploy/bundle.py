@@ -289,7 +289,7 @@ class Bundle:
         return tree.flatten(self._template.down.shared)[1](list(tensors.values()))
 
     def model(self, name: str | int | None = None) -> Personal:
-        """One of the models, by its name or its place; only its own numbers are read.
+        """One of the models, by its name, else by its place; only its own numbers are read.
 
         Raises:
             InputError: there is no such model, or the file is not that of this bundle.
@@ -326,7 +326,7 @@ class Bundle:
                     f"{', '.join(names[:5])}{', ...' if len(names) > 5 else ''}"
                 )
             return 0
-        if isinstance(name, int) and 0 <= name < len(names):
+        if isinstance(name, int) and str(name) not in self._places and 0 <= name < len(names):
             return name
         if str(name) not in self._places:
             raise InputError(f"{self.folder} has no model of client {name!r}; {nearest(str(name), names)}")

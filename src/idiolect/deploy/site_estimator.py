@@ -147,7 +147,9 @@ class SiteEstimator(BaseEstimator):  # type: ignore[misc]
             if not hasattr(self, "_model"):
                 raise NotFittedError("this site has no model yet: call fit with its samples and labels")
         elif getattr(self, "_loaded", None) != (key := (str(self.bundle), self.client)):
-            self._model, self._loaded = bundle.model(self.client), key
+            self._model, self._loaded, self._method = bundle.model(self.client), key, bundle.predicting
+            for name in ("weights_", "choice_", "_site", "_at"):  # of a fit with another bundle
+                self.__dict__.pop(name, None)
         if not hasattr(self, "_method"):
             weights = getattr(self, "weights_", None)
             self._method = bundle.predicting if weights is None else bundle.method_of(weights)

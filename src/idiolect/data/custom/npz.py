@@ -51,7 +51,7 @@ def arrays_in(path: Path) -> dict[str, NDArray[Any]]:
         raise InputError(f"{path} cannot be read as arrays ({what}): {fix}") from None
     if not arrays:
         raise InputError(f"{path} has no arrays: write some into it with numpy.savez")
-    if flat := [name for name, array in arrays.items() if not isinstance(array, np.ndarray) or array.ndim == 0]:
+    if flat := [name for name, array in arrays.items() if np.shape(array)[:1] in ((), (0,))]:
         raise InputError(f"{path} has {flat[0]!r} without rows: write arrays with a row for each sample")
     return arrays
 
