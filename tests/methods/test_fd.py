@@ -14,6 +14,7 @@ from scipy.special import log_softmax, softmax
 from idiolect import methods
 from idiolect.core import tree
 from idiolect.core.errors import InputError
+from idiolect.core.method import Reduced
 from idiolect.training import Personal
 
 ROWS = o.federation()
@@ -154,6 +155,19 @@ def test_the_first_round_and_a_single_client_learn_alone() -> None:
         _, other, _, _ = o.round_of(alone, (), other, ROWS)
         for a, b in zip(tree.leaves(mine[0].value.model), tree.leaves(other[0].value), strict=True):
             close(a, b)
+
+
+def test_a_class_of_which_a_robust_rule_leaves_nothing_keeps_its_teachers() -> None:
+    method = methods.build("fd", {"teachers": "all"}, o.task())
+    server, _, _, _ = o.round_of(method, method.init_server(o.key()), begun(method, o.weights(1)), ROWS)
+    value_CC, weight_C = torch.rand(o.CLASSES, o.CLASSES), torch.ones(o.CLASSES)
+    value_CC[1] = 0
+    after, _ = method.aggregate(server, Reduced(value_CC, weight_C), torch.arange(2))
+    close(after.output_CC[1], server.output_CC[1])
+    close(after.output_CC[0], value_CC[0])
+    assert after.clients_C[1] == server.clients_C[1]
+    assert after.round_C[1] == 0
+    assert after.round_C[0] == 1
 
 
 @pytest.mark.parametrize("form", ["probabilities", "logits"])

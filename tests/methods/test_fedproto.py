@@ -23,6 +23,7 @@ from idiolect.core import tree
 from idiolect.core.method import SGD, Up
 from idiolect.core.reduction import reduced
 from idiolect.methods.fedproto import VARIANTS, Client, Prototypes
+from idiolect.simulation.robust import TrimmedMean
 from idiolect.training import trained, untrained
 
 ROWS = o.federation()
@@ -263,6 +264,17 @@ def test_a_class_that_nobody_holds_keeps_its_prototype() -> None:
     close(server.mean_Cd[1], GLOBAL[1])
     close(server.mean_Cd[2], np.zeros(o.WIDTH))
     close(server.known_C, KNOWN)
+
+
+def test_a_class_of_which_a_trimmed_mean_leaves_nothing_keeps_its_prototype() -> None:
+    method = methods.build("fedproto", {}, o.task())
+    value = torch.tensor(np.random.default_rng(0).normal(size=(5, o.CLASSES, o.WIDTH)))
+    weight = torch.ones(5, o.CLASSES)
+    weight[2:, 1] = 0  # two of five have it, and one largest and one smallest value are cut
+    value[2:, 1] = 0
+    value, _ = TrimmedMean(share=0.2)(value, [None])
+    server, _ = method.aggregate(prototypes(GLOBAL, KNOWN), reduced(method.reduce, Up(value, weight)), torch.arange(5))
+    close(server.mean_Cd[1], GLOBAL[1])
 
 
 def test_models_stay_at_home() -> None:

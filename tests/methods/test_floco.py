@@ -177,9 +177,9 @@ BETA = np.random.default_rng(8).dirichlet(np.ones(3), size=len(o.SIZES))
 def test_a_region_that_is_not_known_is_the_whole_simplex() -> None:
     """Also beside regions of a run with fewer clients and endpoints, which have no share in the new endpoint."""
     method = methods.build("floco", {}, replace(o.task(), clients=5))
-    beta_KM = torch.zeros(5, 5)
-    beta_KM[:4, :4] = 0.25
-    server = method.init_server(o.key())._replace(beta_KM=beta_KM, known_K=torch.tensor([1.0, 1.0, 1.0, 1.0, 0.0]))
+    server = method.init_server(o.key())
+    server.beta_KM[:4, :4] = 0.25
+    server = server._replace(known_K=torch.tensor([1.0, 1.0, 1.0, 1.0, 0.0]))
     beta_mM = method.send(server, torch.arange(6)).own.beta_M
     close(beta_mM, [[0.25] * 4 + [0]] * 4 + [[0.2] * 5] * 2)
 

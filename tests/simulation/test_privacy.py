@@ -330,6 +330,7 @@ def test_studies_that_cannot_be_private(settings: dict[str, Any], said: str, tmp
         {"methods": "fedcgs"},
         {"methods": "ccvr"},
         {"methods": "fedlda:head=recent"},
+        {"methods": "fd"},
         {"methods": "fedkd:compress=weights"},
         {"methods": "fedavg", "model": "resnet18_cifar:norm=batch,buffers=aggregate"},
         {"methods": "fedshrink", "task": "regression"},

@@ -145,7 +145,7 @@ def fd(
         return trained(Client(model, own_CC, has_C, down.shared.round)), Up(own_CC, has_C), info
 
     def aggregate(server: Teacher, up: Reduced, ids: Tensor) -> tuple[Teacher, dict[str, Tensor]]:
-        new_C = up.weight > 0
+        new_C = (up.weight > 0) & (up.value != 0).any(1)  # 0 where a robust rule trusts no client with a class
         output_CC = torch.where(new_C[:, None], up.value, server.output_CC)  # [4]
         clients_C = torch.where(new_C, up.weight, server.clients_C)
         return Teacher(output_CC, clients_C, torch.where(new_C, server.round, server.round_C), server.round + 1), {}
@@ -153,6 +153,5 @@ def fd(
     def predict(down: Down, client: Personal, x_B: Tensor) -> Tensor:
         return log_softmax_of(task, client.value.model, x_B)
 
-    return Method(
-        init_server, init_client, send, local, reduce.mean(), aggregate, joins_by_training(local), predict
-    )  # [4]
+    parts = reduce.mean(exact=teachers == "others")  # [4]; [2] takes out of it what the client has sent
+    return Method(init_server, init_client, send, local, parts, aggregate, joins_by_training(local), predict)

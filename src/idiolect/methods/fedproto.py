@@ -148,7 +148,7 @@ def fedproto(
     def aggregate(server: Tree, up: Reduced, ids: Tensor) -> tuple[Tree, dict[str, Tensor]]:
         if not everyone:
             return server, {}
-        present_C = up.weight > 0
+        present_C = (up.weight > 0) & (up.value != 0).any(1)  # 0 where a robust rule trusts no client with a class
         known_C = torch.maximum(server.known_C, present_C.to(server.known_C.dtype))
         return Prototypes(torch.where(present_C[:, None], up.value, server.mean_Cd), known_C), {}  # [3]
 

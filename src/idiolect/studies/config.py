@@ -366,7 +366,7 @@ class Study(Display, LocalTraining):
 
         Raises:
             InputError: a measure, a threshold or what is observed is not defined for the target, or a method cannot
-                take the privacy or robust rule.
+                take the privacy, the robust rule or the steps that change uploads.
         """
         check(self.measures, federation.task, federation.classes)
         thresholds.check(self.protocol.threshold, federation.task, federation.classes)

@@ -52,7 +52,7 @@ def ordered(*, gap: Annotated[int, Field(ge=0)] = 0, each_class: bool = False) -
     return Splitting(ordered=True, gap=gap, each_class=each_class)
 
 
-def check_order(way: Splitting, group_column: str | None) -> None:
+def check_order(way: Splitting, group_column: str | None, fix: str = "give one of them") -> None:
     """Check that samples are not to be divided in order and by groups, which may lie anywhere in it.
 
     Raises:
@@ -60,8 +60,7 @@ def check_order(way: Splitting, group_column: str | None) -> None:
     """
     if group_column is not None and way.ordered:
         raise InputError(
-            f"{option('group_column', group_column)} and {option('split', 'ordered')} do not go together: give one of "
-            "them"
+            f"{option('group_column', group_column)} and {option('split', 'ordered')} do not go together: {fix}"
         )
 
 

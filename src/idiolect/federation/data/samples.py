@@ -280,7 +280,7 @@ class SiteFiles:
             InputError: they do not fit it, or cannot be divided so.
         """
         x, y, column = [], [], self.group(group)
-        check_order(way, column)
+        check_order(way, column, f"the order is the study's, so leave out the groups of {self.where}")
         value_ND = self._values() if task == "regression" else None
         if task == "multilabel":
             value_ND = self._label_values(labels)
