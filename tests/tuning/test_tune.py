@@ -20,11 +20,14 @@ import torch
 
 import idiolect as idl
 from idiolect import cli
+from idiolect.cli.study import _with as with_options
+from idiolect.core.objectives import ACCURACY
 from idiolect.data import FederatedData
-from idiolect.runs.store import Store
+from idiolect.runs.store import Store, difference, settings_of_numbers
 from idiolect.tuning import Tuning
+from idiolect.tuning import plan as plans
 from idiolect.tuning.halving import rungs
-from idiolect.tuning.trials import Trial, study_of_trials, write
+from idiolect.tuning.trials import Trial, Trials, study_of_trials, write
 
 SMALL: dict[str, Any] = dict(
     dataset="digits", model="mlp:hidden=4", clients=3, keep=30, rounds=9, local_epochs=1, batch_size=8, seeds=[5, 6],
@@ -231,10 +234,44 @@ def test_no_wider_range_is_advised_where_a_trial_beyond_the_choice_failed(tmp_pa
 
 
 def test_a_label_names_what_was_chosen(tmp_path: Path) -> None:
-    study = idl.Study(methods=["fedavg:lr=0.1", idl.use("fedavg", label="mine", lr=0.1), "fedavg"], **SMALL)
+    uses = [idl.use("fedavg", label=label, lr=0.1) for label in ("mine", "fedavg:mine")]
+    study = idl.Study(methods=["fedavg:lr=0.1", *uses, "fedavg"], **SMALL)
     tuning = idl.tune(study, {"lr": [0.2]}, tmp_path / "search", trials=1, engine="sequential")
-    assert [use.label for use in tuning.tuned.methods] == ["fedavg:lr=0.2", "mine", "fedavg"]
+    assert [use.label for use in tuning.tuned.methods] == ["fedavg:lr=0.2", "mine", "fedavg:mine", "fedavg"]
     assert {use.settings["lr"] for use in tuning.tuned.methods} == {0.2}
+
+
+def test_an_option_and_a_setting_of_one_name_stay_apart(tmp_path: Path) -> None:
+    use = {"name": "feddbe", "options": {"momentum": 0.3}, "settings": {"momentum": 0.8}}
+    study = idl.Study(methods=[use, "fedavg"], **SMALL)
+    tuning = idl.tune(study, {"lr": [0.2]}, tmp_path / "search", trials=1, engine="sequential")
+    mine = tuning.tuned.methods[0]
+    assert (mine.options["momentum"], mine.settings) == (0.3, {"momentum": 0.8, "lr": 0.2})
+    for sets, momentum in ((["fedavg.lr=0.1"], 0.3), (["feddbe.momentum=0.5"], 0.5)):
+        mine = with_options(study.methods, sets)[0]
+        assert (mine.options["momentum"], mine.settings) == (momentum, {"momentum": 0.8})
+    there, here = (
+        settings_of_numbers(idl.Study(methods=[use | {"label": "d", "options": {"momentum": m}}])) for m in (0.3, 0.5)
+    )
+    assert "momentum: 0.3 there, 0.5 here" in str(difference(there, here))
+
+
+def test_rounds_are_those_that_were_trained_where_a_trial_stops_early(tmp_path: Path) -> None:
+    study = idl.Study(
+        methods=["fedavg"], **SMALL | {"rounds": 12, "evaluate_every": 1}, patience=2, protocol={"validation": 0.3}
+    )
+    tuning = idl.tune(study, {"lr": [1e-12]}, tmp_path / "search", trials=1, engine="sequential")
+    # nothing is learnt, so that no evaluation after the first has a new best
+    assert tuning.trials()["rounds"].tolist() == [3]
+    assert tuning.chosen()[0].rounds == 3
+
+
+def test_a_trial_that_diverged_late_is_no_good_one_for_the_sampler() -> None:
+    trials = Trials.__new__(Trials)
+    trials._by = ACCURACY
+    trial = Trial("fedavg", 1, {"lr": 0.1}, {2: (0.9, 0.1), 6: (0.95, 0.1)}, "stopped")
+    assert trials._end(trial).rungs == {2: 0.9, 6: 0.95}
+    assert trials._end(trial._replace(state="diverged")).rungs == {}
 
 
 @pytest.mark.parametrize("name", ["base.yaml", "search.yaml"])
@@ -266,6 +303,31 @@ def test_a_search_without_refit_can_have_it_later(tmp_path: Path) -> None:
     tuning = idl.tune(study, {"lr": [0.1, 0.2]}, tmp_path / "s", trials=2, engine="sequential", refit=True, resume=True)
     assert tuning.result is not None
     assert Tuning.read(tmp_path / "s").tuned.protocol.validation == 0
+    shutil.rmtree(tmp_path / "s" / "refit")  # as after a stop
+    again = idl.tune(study, {"lr": [0.1, 0.2]}, tmp_path / "s", trials=2, engine="sequential", resume=True)
+    assert again.result is not None
+
+
+@pytest.mark.parametrize("written", [1, 2, 3])
+def test_a_refit_that_is_added_and_cut_off_between_two_files_goes_on(tmp_path: Path, written: int) -> None:
+    study, folder = idl.Study(methods=["fedavg"], **SMALL), tmp_path / "s"
+    search = {"lr": [0.1, 0.2]}
+    idl.tune(study, search, folder, trials=2, engine="sequential")
+    names = ("manifest.json", "base.yaml", "search.yaml")
+    before = {name: (folder / name).read_bytes() for name in names}
+    plans.write(folder, study, plans.read(folder).model_copy(update={"refit": True}))
+    for name in names[written:]:
+        (folder / name).write_bytes(before[name])
+    tuning = idl.tune(study, search, folder, trials=2, engine="sequential", refit=True, resume=True)
+    assert tuning.result is not None
+
+
+def test_the_call_that_goes_on_has_what_is_not_usual(tmp_path: Path) -> None:
+    study = idl.Study(methods=["fedavg"], **SMALL)
+    with pytest.raises(
+        idl.Interrupted, match=r"idl\.tune\(study, search, trials=2, sampler='random', out=.*resume=True"
+    ):
+        idl.tune(study, {"lr": "0.1..0.2"}, tmp_path / "s", trials=2, sampler="random", engine="sequential", budget=0)
 
 
 def test_the_number_of_validation_samples_is_told(tuning: Tuning) -> None:

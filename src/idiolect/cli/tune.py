@@ -96,7 +96,7 @@ def tune_command(
         before = plans.read(out)
         whole = study_of(study or out / plans.STUDY_FILE, settings, set_ or [], None, allow_import)
         options = {name: getattr(before, name) for name in given} | options
-        ranges, refit = dict(before.search) if search is None else ranges, refit or before.refit
+        ranges = dict(before.search) if search is None else ranges
     elif resume and not (search or settings or study or set_):
         raise InputError(f"{out} has no search to resume: give --out the folder of one, or leave out --resume")
     else:

@@ -11,8 +11,7 @@ from idiolect.reproduction import searches
 from idiolect.reproduction.diff import Side, compare
 from idiolect.reproduction.recipes import Cell, Recipe
 from idiolect.studies.config import Study
-from idiolect.studies.method_use import use
-from idiolect.tuning.space import with_values
+from idiolect.studies.method_use import use, with_values
 
 
 def of_recipe(recipe: Recipe, cells: Sequence[Cell], run: Side) -> tuple[Side, Side]:

@@ -18,13 +18,13 @@ from idiolect.reproduction.seed_runs import digest, stem
 from idiolect.runs import checkpoint
 from idiolect.runs.folder import CHECKPOINT_FILE, files_of_cells
 from idiolect.studies import Study
-from idiolect.studies.method_use import label_of
+from idiolect.studies.method_use import label_of, with_values
 from idiolect.tuning import Tuning
 from idiolect.tuning import plan as plans
 from idiolect.tuning.plan import Plan
 from idiolect.tuning.sampler import check_sampler
 from idiolect.tuning.space import Choice as Values
-from idiolect.tuning.space import size, with_values
+from idiolect.tuning.space import size
 from idiolect.tuning.trials import USUAL_SHARE, read, study_of_trials
 
 SEED = 0

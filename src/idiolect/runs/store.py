@@ -320,11 +320,10 @@ def settings_of_numbers(study: StudyFile) -> dict[str, Any]:
     settings = study.model_dump(exclude={"name", "data_dir", "checkpoint_every"})
     uses = settings.pop("methods")
     settings["methods"] = [u["label"] for u in uses]
-    return settings | {
-        f"{u['label']}.{k}": v
-        for u in uses
-        for k, v in ({"name": u["name"]} | u["options"] | u.get("settings", {})).items()
-    }
+    for one in uses:
+        own = {f"settings.{k}" if k in one["options"] else k: v for k, v in one.get("settings", {}).items()}
+        settings |= {f"{one['label']}.{k}": v for k, v in ({"name": one["name"]} | one["options"] | own).items()}
+    return settings
 
 
 def difference(old: dict[str, Any], new: dict[str, Any]) -> str | None:

@@ -99,8 +99,27 @@ def use(name: str, *, label: str | None = None, **options: Any) -> Use:
             f"a method is a {type(name).__name__}: give its name, or the import path of your own, as a text"
         )
     text = str(Spec(name=name, options=options)) if label is None else label
+    return _valid({"label": text, "name": name, "options": options})
+
+
+def with_values(one: Use, values: Mapping[str, Any], label: str | None = None) -> Use:
+    """A method with other values of some of its options and settings; a preset replaces all options.
+
+    A name that is an option and a setting is the option.
+
+    Raises:
+        InputError: it does not take one of them.
+    """
+    options, settings = divide(one.name, values)
+    options = ({} if "preset" in options else one.options) | options
+    return _valid({
+        "label": label or one.label, "name": one.name, "options": options, "settings": one.settings | settings
+    })  # fmt: skip
+
+
+def _valid(fields: dict[str, Any]) -> Use:
     try:
-        return Use.model_validate({"label": text, "name": name, "options": options})
+        return Use.model_validate(fields)
     except pydantic.ValidationError as error:
         raise InputError(sentence(error, Use)) from None
 

@@ -21,12 +21,12 @@ from idiolect.report.charts import Charts, charts
 from idiolect.report.notebook import Block, html
 from idiolect.runs.folder import MANIFEST_FILE, has_run
 from idiolect.studies import Result, Study
-from idiolect.studies.method_use import Use, title_of
+from idiolect.studies.method_use import Use, title_of, with_values
 from idiolect.tuning import plan as plans
 from idiolect.tuning.halving import rungs_of, survivors
 from idiolect.tuning.plan import Plan
 from idiolect.tuning.sampler import batches
-from idiolect.tuning.space import Range, Space, said, spaces, with_values
+from idiolect.tuning.space import Range, Space, said, spaces
 from idiolect.tuning.trials import Trial, best, read
 
 _NONE = Trial("", 0, {}, {}, "running")  # before the first
@@ -88,7 +88,7 @@ class Tuning:
         rows = []
         for t in self.each_trial:
             reached = {t.value.by.validation: t.value.score, "validation_loss": t.value.loss} if t.rungs else {}
-            end = {"rounds": t.rounds, **reached, "state": t.state, "chosen": (t.method, t.number) in winners}
+            end = {"rounds": t.trained, **reached, "state": t.state, "chosen": (t.method, t.number) in winners}
             rows.append({"method": t.method, "trial": t.number, **t.values, **end})
         last = ["rounds", self.by.validation, "validation_loss", "state", "chosen"]
         frame = pd.DataFrame(rows)
@@ -239,8 +239,9 @@ def _with_choice(use: Use, values: Mapping[str, Any]) -> Use:
         return use
     label = use.label
     if label.startswith(f"{use.name}:"):
-        spec = Spec.parse(label)
-        label = str(Spec(name=spec.name, options={k: values.get(k, v) for k, v in spec.options.items()}))
+        with suppress(InputError):  # a label that somebody chose
+            spec = Spec.parse(label)
+            label = str(Spec(name=spec.name, options={k: values.get(k, v) for k, v in spec.options.items()}))
     return with_values(use, values, label)
 
 
@@ -258,7 +259,7 @@ def _told_apart(uses: Sequence[Use]) -> list[Use]:
 
 def _chosen(label: str, title: str, space: Space, trials: Sequence[Trial]) -> Chosen:
     mine = [t for t in trials if t.method == label]
-    rounds, one = sum(t.rounds for t in mine), best(mine)
+    rounds, one = sum(t.trained for t in mine), best(mine)
     if one is None:
         return Chosen(label, title, {}, None, None, len(mine), rounds, ())
     edges = tuple(name for name in one.values if _is_open(space[name], name, one, mine))

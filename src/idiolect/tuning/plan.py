@@ -98,6 +98,12 @@ def _digest(content: bytes) -> str:
     return hashlib.sha256(content).hexdigest()
 
 
+def _digests(content: bytes) -> list[str]:
+    """The digests of a file with and without a refit, of which ``write`` may have been cut off between two files."""
+    yes, no = b"\nrefit: true\n", b"\nrefit: false\n"
+    return [_digest(content), _digest(content.replace(yes, no)), _digest(content.replace(no, yes))]
+
+
 def has_search(folder: Path) -> bool:
     """Whether a folder has a search that has begun."""
     return (folder / PLAN_FILE).exists()
@@ -149,7 +155,9 @@ def unchanged(folder: Path) -> None:
     path = folder / MANIFEST_FILE
     try:
         beginning = read_json(path)
-        edited = [name for name in (STUDY_FILE, PLAN_FILE) if _digest(files.read(folder / name)) != beginning[name]]
+        edited = [
+            name for name in (STUDY_FILE, PLAN_FILE) if beginning[name] not in _digests(files.read(folder / name))
+        ]
     except (OSError, ValueError, KeyError, TypeError) as error:
         reason = " ".join(str(error).split())[:200]
         raise InputError(f"{path} is missing or broken ({reason}): restore it, or choose another folder") from None

@@ -28,6 +28,8 @@ from idiolect.tuning.trials import USUAL_SHARE, Trials, study_of_trials
 if TYPE_CHECKING:
     from idiolect.tuning.sampler import Sampler
 
+_USUAL = {"trials": 20, "sampler": "tpe", "halving": 2, "seed": None}
+
 
 def tune(
     study: Study,
@@ -63,7 +65,8 @@ def tune(
         sampler: ``tpe``, ``gp`` or ``random``; or a function from a seed to a sampler of Optuna.
         halving: of how many trials one goes on after the first cut; 1 trains all to the end.
         seed: of the trials; None takes the study's first.
-        refit: run the tuned study afterwards, on training and validation samples together.
+        refit: run the tuned study afterwards, on training and validation samples together; a search that is resumed
+            does it too if it was begun so.
         engine: as for ``run``, and so are ``workers`` and ``budget``.
         workers: worker processes.
         resume: continue the search in ``out`` (or start it, if ``out`` is empty).
@@ -81,6 +84,8 @@ def tune(
     ends_at = end_of(budget)
     if resume and out is None:
         raise InputError(f"resume needs the folder to continue: give {option('out')}")
+    if resume and out is not None and plans.has_search(Path(out)):
+        refit = refit or plans.read(Path(out)).refit
     plan = Plan.of(
         search=plans.texts(search), trials=trials, sampler=sampler if isinstance(sampler, str) else _name(sampler),
         halving=halving, seed=study.seeds[0] if seed is None else seed, refit=refit,
@@ -97,7 +102,11 @@ def tune(
     checks.check(study, of_trials, federation, ends)
     folder = Path(out) if out is not None else new_folder(f"{study.name}-tune")
     engine_name = engine if isinstance(engine, str) else spec_of(executor)
-    again = command_again("tune", "study, search", folder, engine_name, workers, bool(study.imports()))
+    how = {"trials": trials, "sampler": sampler, "halving": halving, "seed": seed}
+    given = "study, search" + "".join(
+        f", {k}={v!r}" if isinstance(v, int | str) else f", {k}={k}" for k, v in how.items() if v != _USUAL[k]
+    )
+    again = command_again("tune", given, folder, engine_name, workers, bool(study.imports()))
     release = hold(folder)
     try:
         _open(folder, study, plan, resume)

@@ -12,8 +12,9 @@ import numpy as np
 from idiolect import methods
 from idiolect.core.errors import InputError, nearest
 from idiolect.core.option_spec import plain, scalar
-from idiolect.studies import Study, Use, use
+from idiolect.studies import Study, Use
 from idiolect.studies.local_training import NAMES
+from idiolect.studies.method_use import with_values
 
 DEFAULT = "default"
 """In the place of a range: those that methods declare, and the usual ones of training."""
@@ -222,15 +223,6 @@ def _taker(study: Study, one: Use, name: str) -> Callable[[Any], object]:
 
 def _number(value: float) -> float:
     return int(value) if value == int(value) else value
-
-
-def with_values(one: Use, values: Mapping[str, Any], label: str | None = None) -> Use:
-    """A method with other values of some of its options and settings.
-
-    Raises:
-        InputError: it does not take one of them.
-    """
-    return use(one.name, label=label or one.label, **one.options | one.settings | dict(values))
 
 
 def size(space: Space) -> float:

@@ -20,7 +20,7 @@ from idiolect.runs.store import Store
 from idiolect.simulation import Engine, Job
 from idiolect.studies import Study
 from idiolect.studies.defences import check_defences
-from idiolect.studies.method_use import Use
+from idiolect.studies.method_use import Use, with_values
 from idiolect.studies.runner import manifest_of
 from idiolect.studies.schedule import Schedule
 from idiolect.studies.trackers import Tracking
@@ -28,7 +28,6 @@ from idiolect.tuning.halving import Value, promoted, survivors
 from idiolect.tuning.halving import order as rank
 from idiolect.tuning.progress import SearchWatcher
 from idiolect.tuning.sampler import End, Proposals
-from idiolect.tuning.space import with_values
 
 TRIALS_FILE = "trials.json"
 _Key = tuple[str, int]  # label and number
@@ -53,11 +52,18 @@ class Trial(NamedTuple):
     """Why it diverged or was refused."""
     metric: str = "accuracy"
     """What the score is."""
+    end: int | None = None
+    """The round after which it stopped early, because of the study's ``patience``."""
 
     @property
     def rounds(self) -> int:
         """The last rung's round."""
         return max(self.rungs, default=0)
+
+    @property
+    def trained(self) -> int:
+        """The rounds that it trained, up to its last rung."""
+        return self.rounds if self.end is None else min(self.rounds, self.end)
 
     @property
     def value(self) -> Value:
@@ -127,14 +133,13 @@ class Trials:
             elif any((trial.method, trial.number) not in self._before for trial, _ in batch):
                 self._write()  # all are refused
             for use in self._study.methods:
-                ends = [
-                    End(
-                        t.values, {n: self._by.sign * score for n, (score, _) in t.rungs.items()}, t.state == "complete"
-                    )
-                    for t in self.trials[len(before) :]
-                    if t.method == use.label
-                ]
+                ends = [self._end(t) for t in self.trials[len(before) :] if t.method == use.label]
                 self._proposals.tell(use.label, number, ends)
+
+    def _end(self, trial: Trial) -> End:
+        rungs = {} if trial.state == "diverged" else trial.rungs
+        scores = {n: self._by.sign * score for n, (score, _) in rungs.items()}
+        return End(trial.values, scores, trial.state == "complete")
 
     def _batch(self, number: int) -> Iterator[tuple[Trial, Use]]:
         """The trials of a batch, with what they run: as they ended before, if all of them had; else from the start."""
@@ -185,13 +190,16 @@ class Trials:
                 order = _slowest_first(folder, alive, uses) if rung else alive
                 schedule.run([jobs[key] for key in order], watcher, signals, until)
                 store.merge()
-                values = self._values(folder, until)
+                run = reader.read(folder)
+                values = self._values(run, until)
                 divergent = {d.method: d for d in store.diverged}
+                stops = {label: stop.round for (label, _), stop in run.stopped.items()}
                 for key in alive:
                     if (d := divergent.get(uses[key].label)) and d.round <= until:
                         trials[key] = trials[key]._replace(state="diverged", said=f"in round {d.round}: {d.said}")
                     else:
                         trials[key].rungs[until] = values[uses[key].label]
+                        trials[key] = trials[key]._replace(end=stops.get(uses[key].label))
                 alive = self._next(trials, alive, until, number)
                 self.trials = [*before, *trials.values()]
                 watcher.ranked(self.trials)
@@ -218,9 +226,8 @@ class Trials:
                     trials[label, value.trial] = trials[label, value.trial]._replace(state=state)
         return [key for key in alive if key in set(go_on)]
 
-    def _values(self, folder: Path, until: int) -> dict[str, tuple[float, float]]:
+    def _values(self, run: reader.Run, until: int) -> dict[str, tuple[float, float]]:
         """Accuracy and loss on validation samples by label: after a round, or in the best round up to it."""
-        run = reader.read(folder)
         hostile = run.attackers
         sizes = {k: len(rows) for k, rows in enumerate(self._federation.validation) if k not in hostile}
         records = run.records[run.records["round"] <= until]

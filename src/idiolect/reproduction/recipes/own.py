@@ -16,9 +16,9 @@ from typing import Any
 from idiolect.core.import_path import no_imports
 from idiolect.reproduction.recipes import Cell, Recipe, cell
 from idiolect.studies import Study
-from idiolect.studies.method_use import Use, label_of, use
+from idiolect.studies.method_use import Use, label_of, use, with_values
 from idiolect.tuning.sampler import spread
-from idiolect.tuning.space import DEFAULT, spaces, with_values
+from idiolect.tuning.space import DEFAULT, spaces
 from idiolect.tuning.trials import USUAL_SHARE
 
 _DATASETS = ("fashion_mnist", "cifar10")
