@@ -295,6 +295,18 @@ def test_the_last_samples_of_each_class_are_for_tests(phones, gap, validation, i
         assert all(set(data.y_R[data.test[k]].tolist()) == set(own.tolist()) for k, own in enumerate(labels))
 
 
+@pytest.mark.parametrize("partition", ["dirichlet_fixed:alpha=1.0", "dominant:test_size=5"])
+@pytest.mark.parametrize("groups", [10, 18])
+def test_sizes_are_the_most_that_a_client_of_groups_trains_on(partition, groups):
+    rng = np.random.default_rng(0)
+    patient = np.arange(4000) % groups
+    frame = pd.DataFrame({"x": rng.normal(size=4000), "y": rng.integers(0, 2, 4000), "patient": patient})
+    source = from_frame(frame, target="y", group_column="patient")
+    for seed in range(4):
+        data = build(source, Spec.parse(partition), clients=4, sizes=[100], seed=seed)
+        assert max(map(len, data.train)) <= 100
+
+
 def test_sizes_and_scarce_clients_keep_classes_in_order():
     labels = runs([(0, 20), (1, 30)])
     source = from_arrays(np.arange(100.0)[:, None], np.tile(labels, 2), clients=np.repeat(["a", "b"], 50))

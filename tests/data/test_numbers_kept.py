@@ -37,6 +37,17 @@ def test_the_spread_of_large_numbers(mean: float, std: float) -> None:
     assert float(inputs[:, 0].double().std(correction=0)) == pytest.approx(1, abs=1e-3)
 
 
+@pytest.mark.parametrize("unit", [1e-13, 1e-9, 1.0])
+def test_windows_in_small_units_are_scaled(unit: float) -> None:
+    x_N = RNG.normal(0, unit, (200, 2, 10))
+    x_N[:, 1] = 3 * unit  # a channel of one number is left as it is
+    data = build(idl.data.from_arrays(x_N, np.arange(200) % 2), Spec.parse("iid"), [], clients=2, seed=0)
+    mine_R = torch.cat([*data.train])
+    inputs = data.preprocessing(data.x_R[mine_R]).double()
+    assert float(inputs[:, 0].std(correction=0)) == pytest.approx(1, abs=1e-3)
+    assert data.std[1] == 1
+
+
 def test_a_channel_that_float32_makes_one_number() -> None:
     x_R = RNG.normal(size=(40, 2, 30))
     x_R[:, 1] = 1.7e9 + 10 * x_R[:, 1]

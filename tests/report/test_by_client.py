@@ -266,7 +266,7 @@ def test_the_page_has_the_table(make: Any, tmp_path: Path) -> None:
     assert asked(run) == ["accuracy", "auroc", "recall[3]"]
 
 
-@pytest.mark.parametrize("case", ["saved", "not saved", "best round", "validation"])
+@pytest.mark.parametrize("case", ["saved", "not saved", "best round", "validation", "threshold"])
 def test_the_page_says_why_only_the_numbers_of_right_samples_count(make: Any, tmp_path: Path, case: str) -> None:
     run, _ = with_predictions(make, tmp_path / "r", np.ones((2, 1, 10)))
     if case == "not saved":
@@ -281,6 +281,8 @@ def test_the_page_says_why_only_the_numbers_of_right_samples_count(make: Any, tm
             run, study=run.study | {"protocol": protocol}, manifest=run.manifest | {"clients": clients},
             records=pd.concat([run.records, score], ignore_index=True),
         )  # fmt: skip
+    if case == "threshold":
+        run = dataclasses.replace(run, study=run.study | {"protocol": {"threshold": "f1", "validation": 0.2}})
     [table] = shown(run, list)
     most = "the largest p-value of McNemar's exact test that the numbers of right samples allow, because "
     assert {
@@ -288,6 +290,7 @@ def test_the_page_says_why_only_the_numbers_of_right_samples_count(make: Any, tm
         "not saved": f"({most}the predictions were not saved,",
         "best round": f"({most}the saved predictions are of the last round,",
         "validation": f"({most}the saved predictions are of test samples,",
+        "threshold": f"({most}the saved predictions are probabilities, without each client's threshold,",
     }[case] in table.note
 
 

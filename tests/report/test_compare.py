@@ -168,6 +168,33 @@ def test_differences_that_are_equal_but_for_rounding_are_ties(make, tmp_path):
     assert found.low == found.high == pytest.approx(20)
 
 
+def test_more_r2_is_better(make, tmp_path):
+    made = make(["fedavg", "fedpac"])
+    for seed, client in np.ndindex(2, 6):
+        for label, value in (("fedavg", 0.6), ("fedpac", 0.8)):
+            made.add(label, seed, made.study["rounds"], client, "personalised", "r2", value)
+    run = report.read(made.save(tmp_path / "run"))
+    assert report.compare(run, "fedpac", "fedavg", "r2").better == 6
+    assert "test r2:" in shown(run, "fedpac", "fedavg", "r2").lower()
+
+
+def test_clients_with_equal_means_over_seeds_are_equal(make, tmp_path):
+    made = make(["fedavg", "fedpac"], seeds=(0, 1, 2), clients=2)
+    worth = {"fedavg": (0, 0, 2 / 3), "fedpac": (1 / 3, 1 / 3, 0)}
+    made.records = [(*r[:6], worth[r[0]][r[1]], r[7]) if r[5] == "accuracy" else r for r in made.records]
+    found = report.compare(report.read(made.save(tmp_path / "run")), "fedpac", "fedavg")
+    assert (found.better, found.worse, found.equal) == (0, 0, 2)
+
+
+def test_errors_in_small_units_differ(make, tmp_path):
+    made, mse = make(["fedavg", "fedpac"]), {"fedavg": 2e-14, "fedpac": 1e-14}
+    for seed, client in np.ndindex(2, 6):
+        for label, value in mse.items():
+            made.add(label, seed, made.study["rounds"], client, "personalised", "brier", value)
+    found = report.compare(report.read(made.save(tmp_path / "run")), "fedpac", "fedavg", "brier")
+    assert (found.better, found.difference) == (6, pytest.approx(-1e-14))
+
+
 def test_rendered_within_80_columns(make, tmp_path):
     run = report.read(make(clients=12).save(tmp_path / "run"))
     text = shown(run, "pfedfda", "local")

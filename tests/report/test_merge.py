@@ -63,6 +63,14 @@ def test_methods_of_two_runs_are_compared(make: Any, tmp_path: Path) -> None:
         assert found.better == sum(of[c] > to[c] for c in of)
 
 
+def test_methods_that_stopped_after_patience_of_their_own_are_compared(make: Any, tmp_path: Path) -> None:
+    a, b = make(["local", "fedavg"], 5, (0,), rounds=5), make(["fedpac"], 5, (0,), rounds=7)
+    a.study["patience"], b.study["patience"] = 3, 5
+    run = report.merged([a.save(tmp_path / "a"), b.save(tmp_path / "b")])
+    found = report.compare(run, "fedpac", "fedavg")
+    assert found.better + found.worse + found.equal == 5
+
+
 def test_clients_that_one_run_lacks_do_not_count(make: Any, tmp_path: Path) -> None:
     a, b = make(["local", "fedavg"], 5, (0,)), make(["fedpac"], 5, (0,))
     b.drop(lambda r: r[3] == 2 and r[4] == "personalised")

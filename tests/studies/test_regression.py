@@ -409,3 +409,12 @@ def test_the_division_that_is_taken_is_the_one_that_is_said(target: str, tmp_pat
     assert "iid, because the data have no clients" in str(dict(one.describe().facts)["Partition"])
     result = idl.run(one, tmp_path / "run", engine="sequential")
     assert "iid, because the data have no clients" in (result.folder / "report.html").read_text()
+
+
+@pytest.mark.parametrize("value", [0.1, 0.7, 36.6])
+@pytest.mark.parametrize("count", [3, 6, 10])
+def test_targets_that_are_all_equal_have_no_r2(value: float, count: int) -> None:
+    y_ND = torch.full((count, 1), value, dtype=torch.float64)
+    measures = errors_of_numbers.of_predictions(y_ND + 0.1, y_ND)
+    assert "r2" not in measures
+    assert measures["mse"] == pytest.approx(0.01)

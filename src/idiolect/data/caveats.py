@@ -9,7 +9,6 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from idiolect.core import tree
 from idiolect.core.option_spec import Spec
 from idiolect.data.datasets.catalogue import SETS
 from idiolect.data.datasets.dataset import Source
@@ -98,8 +97,8 @@ def _warn_of_own(data: FederatedData, source: Source, split: Split) -> None:
     from idiolect.data.custom import duplicates  # brings pandas, which no worker needs
 
     rows_K = [np.concatenate(parts) for parts in zip(split.train, split.test, strict=True)]
-    owner_R = np.repeat(np.arange(count), [len(rows) for rows in rows_K])
-    twice, pair = duplicates(tree.rows(source.x_R, torch.from_numpy(np.concatenate(rows_K))), owner_R)
+    owner_N = np.repeat(np.arange(count), [len(rows) for rows in rows_K])
+    twice, pair = duplicates(source.x_R, owner_N, np.concatenate(rows_K))
     if pair:
         log.warning(
             "%d samples belong to more than one client (the first to %s and %s): one client may test on what another "

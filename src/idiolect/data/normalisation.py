@@ -57,7 +57,7 @@ def _moments(x_R: Tensor, source: Source, row_N: Rows, normalise: Normalise) -> 
     if (near := std < _NEAR * abs(mean)).any():
         std[near] = _about(x_R, row_N, mean, count)[near]
     plain = ~np.array(source.scaled or (True,) * len(mean))
-    std[plain | (std < 1e-8 * (1 + abs(mean)))] = 1.0
+    std[plain | (std <= 1e-8 * abs(mean))] = 1.0
     mean[plain] = 0.0
     return tuple(mean.tolist()), tuple(std.tolist())
 

@@ -14,6 +14,7 @@ from numpy.typing import NDArray
 from idiolect.core.arrow_tables import to_frame
 from idiolect.core.errors import InputError, listed, nearest
 from idiolect.core.objectives import number
+from idiolect.core.rounding import significant
 from idiolect.report.common_clients import names
 from idiolect.report.measures import LESS_IS_BETTER, OF_NUMBERS, class_of, everybody, requested, why_missing, words
 from idiolect.report.rows import summary
@@ -191,6 +192,8 @@ def _why_unknown(run: Run, measure: str) -> str:
         return "the predictions were not saved"
     if part_of(measure) == "validation":
         return "the saved predictions are of test samples"
+    if run.protocol.threshold != "half":
+        return "the saved predictions are probabilities, without each client's threshold"
     return "" if run.protocol.round == "last" else "the saved predictions are of the last round"
 
 
@@ -263,7 +266,7 @@ class _Table:
         self.clients = everybody(run, measure)
         self.seeds: list[int] = sorted((run.final if nobody else records)["seed"].unique().tolist())
         self.value_MSK = self._values(records)
-        self.mean_MK = _mean(self.value_MSK).round(12)  # equal fractions are equal
+        self.mean_MK = significant(_mean(self.value_MSK))
         self.best_K = np.where(np.isnan(self.mean_MK), -np.inf, _merit(measure, self.mean_MK)).argmax(0)
         self.size_K = self._sizes()
 

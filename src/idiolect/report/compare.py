@@ -15,6 +15,7 @@ from idiolect.core.errors import InputError, nearest
 from idiolect.core.objectives import ACCURACY, Score
 from idiolect.core.option_spec import split_list
 from idiolect.core.terminal import Text
+from idiolect.report import differences
 from idiolect.report.common_clients import counted
 from idiolect.report.measures import score_of
 from idiolect.report.notebook import facts, html
@@ -126,7 +127,7 @@ def _compared(run: Run, method: str, base: str, by: Score, *, common: bool = Fal
     sizes = run.sizes_of(part_of(_metric(run, by)))
     weight_K = np.array([sizes[int(c)] if whole else 1.0 for c in point_SK.columns])
     low, high = interval(point_SK.to_numpy(), weight_K)
-    gain_K, both = by.sign * point_SK.mean(), point_SK.notna()
+    gain_K, both = by.sign * differences.over_seeds(point_SK), point_SK.notna()
     p_values = _tested(point_SK)
     return Comparison(
         method, base, _mean(point_SK.to_numpy(), weight_K), low, high,
@@ -142,8 +143,7 @@ def _points(
 ) -> tuple[pd.DataFrame, pd.DataFrame, pd.DataFrame]:
     """Scores of both, and their differences, of accuracies in points: seeds x clients."""
     value_SK, base_SK = _values(run, method, by, common).align(_values(run, base, by, common), join="inner")
-    point_SK = (by.factor * (value_SK - base_SK)).round(9)  # differences of fractions that are equal are so
-    return value_SK, base_SK, point_SK.dropna(how="all").dropna(how="all", axis=1)
+    return value_SK, base_SK, differences.of(value_SK, base_SK, by).dropna(how="all").dropna(how="all", axis=1)
 
 
 def _tested(point_SK: pd.DataFrame) -> dict[int, float | None]:
@@ -324,7 +324,7 @@ def _harmed(run: Run, label: str, by: Score, common: bool) -> int | None:
     mine, base = _values(run, label, by, common).align(_values(run, alone, by, common), join="inner")
     if mine.empty:
         return None
-    return int(((by.sign * (mine - base)).mean().round(11) < 0).sum())
+    return int((by.sign * differences.over_seeds(differences.of(mine, base, by)) < 0).sum())
 
 
 def p_text(p: float | None) -> str:
@@ -358,7 +358,8 @@ def _about_tests(comparison: Comparison, part: str = "", protocol: str = "") -> 
     clients, seeds = comparison.better + comparison.worse + comparison.equal, len(comparison.p_values)
     count = f"{clients} clients, {seeds} seeds" if seeds > 1 else f"{clients} clients, one seed"
     what = f"{part} {comparison.by.name.removeprefix(f'{part} ')}".strip()
-    what = f"points of {what}" if comparison.by.is_share else f"{what}, less is better"
+    what = f"points of {what}" if comparison.by.is_share else what
+    what += "" if comparison.by.more_is_better else ", less is better"
     parts = [f"{count}; {what}{f': {protocol}' if protocol else ''}."]
     if seeds > 1:
         parts.append("Interval: 95 %, bootstrap over seeds and clients.")

@@ -49,6 +49,7 @@ def merged(folders: Sequence[Path]) -> Run:
     first, measures = runs[0], [m for study in studies for m in study.get("measures") or ()]
     common = {k: v for k, v in first.study.items() if all(study.get(k) == v for study in studies)}
     study = common | {
+        "patience": next((p for s in studies if (p := s.get("patience")) is not None), None),
         "name": " and ".join(run_names), "dataset": first.study["dataset"], "partition": first.study["partition"],
         "clients": first.study["clients"], "protocol": first.study["protocol"],
         "rounds": max(s["rounds"] for s in studies),

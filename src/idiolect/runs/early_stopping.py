@@ -8,8 +8,7 @@ from typing import NamedTuple
 import pandas as pd
 
 from idiolect.core.evaluation_protocol import Protocol
-
-_DIGITS = 12  # so that means of equal fractions are equal, whatever the order of the clients
+from idiolect.core.rounding import significant
 
 
 class Stop(NamedTuple):
@@ -38,7 +37,7 @@ def validation_means(
     mine = mine[mine["value"].notna() & mine["client"].isin([client for client, size in sizes.items() if size])]
     weight = mine["client"].map(sizes) if protocol.weighting == "sample" else 1.0
     sums = mine.assign(weight=weight, sum=mine["value"] * weight).groupby(list(by))[["sum", "weight"]].sum()
-    return (sums["sum"] / sums["weight"]).round(_DIGITS)
+    return pd.Series(significant(sums["sum"] / sums["weight"]), sums.index)
 
 
 def stops(means: pd.Series[float], patience: int, rounds: int) -> dict[tuple[str, int], Stop]:

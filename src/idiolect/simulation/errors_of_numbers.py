@@ -53,7 +53,7 @@ def of_predictions(value_ND: Tensor, y_ND: Tensor, names: Sequence[str] = ("",))
 
         width = float(stdtrit(len(y_ND) - 1, 0.975)) * float(error_ND.square().mean(1).std()) / math.sqrt(len(y_ND))
         values |= {"mse_low": max(0.0, values["mse"] - width), "mse_high": values["mse"] + width}
-    if bool((spread_D > 0).all()):
+    if bool((y_ND != y_ND[0]).any(0).all()):  # the spread of equal numbers can be a rounding above 0
         values["r2"] = float((1 - mse_D / spread_D).mean())
     if len(names) > 1:
         for name, mse, mae in zip(names, mse_D.tolist(), mae_D.tolist(), strict=True):

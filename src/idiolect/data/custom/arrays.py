@@ -32,6 +32,7 @@ log = logging.getLogger(__name__)
 # R samples, C channels, H height, W width, F features
 
 _CHANNELS = (1, 3)
+_BLOCK = 4096  # rows that are looked at together
 _MOST_IDS = 2**24
 
 
@@ -209,15 +210,25 @@ def _kept(values: pd.Series[Any], is_kept_R: NDArray[np.bool_]) -> pd.Series[Any
     return values[is_kept_R].reset_index(drop=True)
 
 
-def duplicates(x_R: Tree, code_R: NDArray[np.int64]) -> Duplicates:
-    """The samples whose exact content more than one client has; ``code_R`` says which client each belongs to."""
-    arrays = [np.ascontiguousarray(leaf.numpy()).reshape(len(leaf), -1) for leaf in tree.leaves(x_R)]
-    digests = [[hashlib.blake2b(row.data, digest_size=16).digest() for row in x_RB] for x_RB in arrays]
-    digest_R = np.array([b"".join(row) for row in zip(*digests, strict=True)], dtype=f"V{16 * len(arrays)}")
-    _, content_R = np.unique(digest_R, return_inverse=True)
-    pairs = np.unique(np.stack([content_R, code_R], axis=1), axis=0)
+def duplicates(x_R: Tree, code_N: NDArray[np.int64], row_N: NDArray[np.int64] | None = None) -> Duplicates:
+    """The samples whose exact content more than one client has.
+
+    Args:
+        x_R: the samples.
+        code_N: which client each belongs to.
+        row_N: the rows of these samples, in any order; None for all.
+    """
+    leaves = tree.leaves(x_R)
+    digest_N = np.empty(len(code_N), dtype=f"V{16 * len(leaves)}")
+    every = torch.arange(len(code_N)) if row_N is None else torch.from_numpy(row_N)
+    for block, rows_B in enumerate(torch.split(every, _BLOCK)):
+        arrays = [leaf[rows_B].numpy().reshape(len(rows_B), -1) for leaf in leaves]
+        digests = [[hashlib.blake2b(row.data, digest_size=16).digest() for row in x_Bd] for x_Bd in arrays]
+        digest_N[block * _BLOCK :][: len(rows_B)] = [b"".join(row) for row in zip(*digests, strict=True)]
+    _, content_N = np.unique(digest_N, return_inverse=True)
+    pairs = np.unique(np.stack([content_N, code_N], axis=1), axis=0)
     is_common = np.bincount(pairs[:, 0]) > 1
-    rows = int(is_common[content_R].sum())
+    rows = int(is_common[content_N].sum())
     if not rows:
         return Duplicates(0, None)
     first = pairs[pairs[:, 0] == np.flatnonzero(is_common)[0], 1]

@@ -103,10 +103,12 @@ def divide(
                 "sizes: %d of %d clients have fewer training samples than they should, %d at least, because of groups "
                 "or of a gap that is kept free", (have_K < sizes_K).sum(), len(have_K), have_K.min(),
             )  # fmt: skip
-        return split
-    return _capped(
-        split, draw_sizes(sizes, len(split.train), draw), name, source.y_R.numpy() if way.each_class else None
-    )
+        if not (have_K > sizes_K).any():  # more where fewer are tested on, because of groups or classes
+            return split
+        sizes_K = np.minimum(have_K, sizes_K)
+    else:
+        sizes_K = draw_sizes(sizes, len(split.train), draw)
+    return _capped(split, sizes_K, name, source.y_R.numpy() if way.each_class else None)
 
 
 def _guarded(divide: Callable[[], Any], name: str) -> Split:

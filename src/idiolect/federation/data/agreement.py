@@ -313,7 +313,7 @@ def agree(
     mean = total / np.maximum(count, 1)
     std = np.sqrt(np.maximum(square / np.maximum(count, 1) - mean**2, 0))
     plain = ~np.array([s for column in inputs.columns for s in column.scales] or (True,) * width, dtype=bool)
-    std[plain | (std < 1e-8 * (1 + abs(mean)))] = 1.0
+    std[plain | (std <= 3e-8 * abs(mean))] = 1.0  # below that it is the rounding of the sums
     mean[plain] = 0.0
     if normalise == "symmetric" and inputs.kind == "images" and not frozen:
         mean, std = np.full(width, 0.5), np.full(width, 0.5)
