@@ -311,6 +311,26 @@ def test_a_server_that_was_stopped_goes_on_to_the_same_numbers(files: Files, tmp
     assert not [m for _, m in link.sent if m.about["kind"] in ("study", "inputs", "begin")]
 
 
+@pytest.mark.parametrize("at", [("local", 3), ("received", 2)])
+def test_a_server_that_was_stopped_at_the_stage_trained_goes_on(
+    at: tuple[str, int], files: Files, tmp_path: Path
+) -> None:
+    """Sites have trained round 3 to be measured after round 2, which the server repeats."""
+    study(tmp_path, "fedper", rounds=3, participation=0.6, protocol="{stage: trained, also: [received]}")
+    whole = _run(tmp_path, Loop(workers(tmp_path / "a", files)), "whole")
+
+    def dies(asked: Message, reply: Message) -> Message:
+        if (asked.about["kind"], asked.about.get("round")) == at:
+            raise Killed
+        return reply
+
+    with pytest.raises(Killed):
+        _run(tmp_path, Loop(workers(tmp_path / "b", files), {"coast": dies}))
+    link = Loop(workers(tmp_path / "b", files))
+    _same(_run(tmp_path, link).records, whole.records)
+    assert not [m for _, m in link.received if "refused" in m.about or "lost" in m.about]
+
+
 def test_a_site_without_its_state_starts_again_and_is_named(files: Files, tmp_path: Path) -> None:
     study(tmp_path, "fedper", rounds=2)
     link = Loop(workers(tmp_path / "states", files))

@@ -44,6 +44,17 @@ def test_the_round_that_is_repeated_finds_what_it_began_from(key: bytes | None, 
         again.load(2)
 
 
+def test_a_round_that_is_repeated_after_the_next_one_was_trained_finds_what_it_began_from(tmp_path: Path) -> None:
+    """As at the stage "trained", which trains a round from the last one before the server has kept that."""
+    state = _state(tmp_path)
+    for round, base in ((1, 0), (2, 1), (4, 2), (5, 4)):
+        state.put(round, base, _after(round), ahead=True)
+    assert state.rounds == [2, 4, 5]
+    state.put(4, 2, _after(4), ahead=True)
+    assert state.rounds == [2, 4]
+    assert torch.equal(state.load(2)["head"], _after(2)["head"])
+
+
 def test_a_state_of_something_else_is_not_read(tmp_path: Path) -> None:
     _state(tmp_path).put(1, 0, _after(1))
     for other in ({"study": "t"}, {"run": "q"}, {"method": "fedrep"}, {"seed": 1}):

@@ -1,7 +1,8 @@
 """A site's personal state on its own disk, which never travels: by study, run, method and seed, in versions by round.
 
 The server says on which version a round builds: the last one whose upload counted. So two versions are enough: a round
-that is repeated, because the server was killed or closed it without this site, finds the state that it began from.
+that is repeated, because the server was killed or closed it without this site, finds the state that it began from. At
+the stage "trained" a site trains the next round before this one is whole, and there are three.
 """
 
 from __future__ import annotations
@@ -201,17 +202,20 @@ class PersonalState:
             raise MissingState
         return self._vault.read(path, self._about | {"round": round}, self._initial)
 
-    def put(self, round: int, base: int, state: Tree, question: bytes = b"") -> None:
+    def put(self, round: int, base: int, state: Tree, question: bytes = b"", *, ahead: bool = False) -> None:
         """Keep the state after a round beside the one that it was made from, and delete all others.
 
-        ``question`` is what was asked, which ``answers`` compares.
+        ``question`` is what was asked, which ``answers`` compares. ``ahead`` says that the round of ``base`` may be
+        repeated, so what it was made from stays too.
 
         Raises:
             RunError: the disk is full or the folder cannot be written; what was there stays.
         """
         self._vault.write(self._path(round), self._about | {"round": round, "asked": _name(question)}, state)
-        for old in self.rounds:
-            if old not in (round, base):
+        rounds = self.rounds
+        before = max((old for old in rounds if old < base), default=base) if ahead else base
+        for old in rounds:
+            if old not in (round, base, before):
                 self._path(old).unlink(missing_ok=True)
 
     def _path(self, round: int) -> Path:

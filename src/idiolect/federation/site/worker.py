@@ -67,6 +67,11 @@ class _Participation:
     fingerprint: str = ""
     runs: dict[tuple[str, int], tuple[ClientRunner, Down]] = field(default_factory=dict)
 
+    @property
+    def ahead(self) -> bool:
+        """Whether sites are measured after the training of a round while the round before it may be repeated."""
+        return "trained" in self.study.protocol.stages
+
 
 class Worker:
     """Answers messages, one at a time.
@@ -275,7 +280,8 @@ class Worker:
         initial = first_state(runner.method, seed, self._number)
         state = PersonalState(folder, belongs, initial, self._vault)
         down = Down(**trees_of(message.arrays, like._asdict()))
-        if kind == "local" and state.rounds and round < state.rounds[-1] and round < (last := state.last()):
+        first = round + entry.ahead
+        if kind == "local" and state.rounds and first < state.rounds[-1] and first < (last := state.last()):
             raise Refusal(f"round {round} is over here: this site has trained round {last}")
         if entry.study.uploads:
             runner.job = runner.job._replace(secret=self._secret(message))
@@ -293,7 +299,7 @@ class Worker:
                 [outcome] = runner.run(kind, round, [self._number], down, [before])
         if isinstance(outcome, LocalResult):
             return self._upload(entry, state, message, outcome, question)
-        stage = "personalised" if kind == "evaluate" else "trained" if round + 1 in state.rounds else "received"
+        stage = "personalised" if kind == "evaluate" else "trained" if base > round else "received"
         if round == entry.study.rounds and stage == entry.study.protocol.stage:
             self._save(entry, folder, label, seed, stage, outcome)
         return ({"measured": checks.as_message(outcome)} if self._policy.evaluate else {"withheld": True}), {}
@@ -339,7 +345,7 @@ class Worker:
         about, arrays = message.about, by_path("value", outcome.up.value) | by_path("weight", outcome.up.weight)
         if entry.study.secure_aggregation and arrays:
             arrays = self._sums.mask_upload(message, arrays, place(entry.folder, about["method"], about["seed"]))
-        state.put(about["round"], about["kept"], outcome.client, question)
+        state.put(about["round"], about["kept"], outcome.client, question, ahead=entry.ahead)
         info = {name: float(value) for name, value in outcome.info.items()}
         self._say(f"{about['method']}, seed {about['seed']}: round {about['round']} trained", round=about["round"])
         return {"info": info}, arrays
