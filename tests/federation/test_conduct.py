@@ -285,6 +285,26 @@ def test_too_few_sites_end_the_run_and_it_can_go_on(files: Files, tmp_path: Path
     assert sorted(found.records["round"].unique()) == [1, 2]
 
 
+@pytest.mark.parametrize("failing", [["coast"], NAMES[1:]], ids=["one", "four"])
+def test_a_round_of_some_sites_needs_the_share_of_them_that_a_round_of_all_needs(
+    failing: list[str], files: Files, tmp_path: Path
+) -> None:
+    """Three of five are drawn. Where three of all are needed, two of them are; the draws of the seed have coast."""
+    study(tmp_path, rounds=4, participation=0.6)
+
+    def nonsense(asked: Message, reply: Message) -> Message:
+        return Message(reply.about | {"info": 1}, reply.arrays) if asked.about["kind"] == "local" else reply
+
+    link, terms = Loop(workers(tmp_path / "states", files), dict.fromkeys(failing, nonsense)), Terms(Patience(least=3))
+    if len(failing) > 1:
+        with pytest.raises(RunError, match=r"only [01] sites could answer, and 2 are needed"):
+            _run(tmp_path, link, terms=terms)
+        return
+    _run(tmp_path, link, terms=terms)
+    counted = [event["counted"] for event in _events(tmp_path) if "counted" in event]
+    assert {len(sites) for sites in counted} == {2, 3}
+
+
 class Killed(Exception):
     """In place of a signal that nobody can handle."""
 

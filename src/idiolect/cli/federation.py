@@ -180,7 +180,10 @@ def serve_command(
         Path | None,
         option("File of the token that reads /metrics of this page, made if it does not exist.", metavar="FILE"),
     ] = None,
-    min_sites: Annotated[int | None, option("Sites without which a round does not close.", "more than half")] = None,
+    min_sites: Annotated[
+        int | None,
+        option("Sites without which a round of all does not close; of fewer, the same share.", "more than half"),
+    ] = None,
     start_with: Annotated[
         int | None, option("Sites that must be there before the first round; others may come later.", "all sites")
     ] = None,

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import time
 from collections.abc import Callable, Mapping, Sequence
 from types import TracebackType
@@ -43,7 +44,7 @@ class Sites:
     Args:
         conversation: asks the sites.
         about: what each message says of the study and the run.
-        patience: when the server stops waiting.
+        patience: when the server stops waiting; of a round without all sites its ``least`` is the same share.
         most: an upload whose norm is more than this many times the median does not count.
         say: for events.
         on_start: called when a job starts.
@@ -135,14 +136,15 @@ class Session:
             return measurements.evaluation_result(message, self._metrics)
 
         before, start = self.seconds, time.monotonic()
-        least = min(engine.patience.least, len(ids)) if phase == "local" else 0
+        least = math.ceil(engine.patience.least * len(ids) / len(engine.conversation.sites))  # 1 or more
+        patience = engine.patience._replace(least=least if phase == "local" else 0)
         if phase == "local" and job.secure and tree.leaves(self._form.up.value):
             from idiolect.federation.secure_aggregation.secure_sum import SecureSum
 
-            secure = SecureSum(engine.conversation, engine.public, engine.patience, engine.say)
+            secure = SecureSum(engine.conversation, engine.public, patience, engine.say)
             answers: dict[int, Any] = secure(questions, self._form, stop, on_answer, len(ids))
         else:
-            answers = engine.conversation.ask(questions, take, engine.patience._replace(least=least), stop)
+            answers = engine.conversation.ask(questions, take, patience, stop)
             if phase == "local" and job.privacy is None:  # else one site would decide which others count
                 self._drop(answers, round)
         if phase == "local":
