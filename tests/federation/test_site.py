@@ -3,13 +3,16 @@
 from __future__ import annotations
 
 import gc
+import shutil
 from pathlib import Path
 from typing import Any
 
+import pandas as pd
 import pytest
 import torch
 from sites import Loop, study, worker, workers
 
+from idiolect.core.documents import read_json
 from idiolect.core.errors import Interrupted, RunError
 from idiolect.federation.data.samples import SiteSamples
 from idiolect.federation.events import Events
@@ -17,6 +20,7 @@ from idiolect.federation.messages import Message, pack, unpack
 from idiolect.federation.server.conduct import conduct
 from idiolect.federation.server.study import study_for
 from idiolect.federation.trust.policy import Policy
+from idiolect.federation.trust.private_files import write_json
 
 
 class Asked:
@@ -102,6 +106,26 @@ def test_a_policy_is_asked_again_in_a_new_process(asked: Asked) -> None:
     """A site that starts again with a stricter policy does not go on with what an older one allowed."""
     assert "not allowed here" in asked.answer(asked.of("local", 2), Policy(methods=("fedavg",))).about["refused"]
     assert "larger than" in asked.answer(asked.of("local", 2), Policy(most_bytes=100)).about["refused"]
+
+
+def test_a_site_whose_samples_have_changed_does_not_go_on(asked: Asked, tmp_path: Path) -> None:
+    """A file with a row more is divided otherwise: what was for tests would be trained on."""
+    shutil.copytree(asked.folder, tmp_path / "states")
+    frame = pd.read_csv(asked.file)
+    pd.concat([frame, frame[:1]]).to_csv(tmp_path / "more.csv", index=False)
+
+    def said(kind: str) -> dict[str, Any]:
+        one = worker(tmp_path / "states", "north", 0, tmp_path / "more.csv")
+        return unpack(one.answer(pack(*asked.of(kind)))).about
+
+    for kind in ("begin", "local", "evaluate", "begin"):
+        assert "not those with which it began this study" in said(kind)["refused"]
+        assert "give it the same files and options again" in said(kind)["refused"]
+    [path] = (tmp_path / "states" / "north").rglob("agreement.json")
+    record = read_json(path)
+    del record["samples"]
+    write_json(path, record)  # as an older version wrote it
+    assert "measured" in said("evaluate")
 
 
 def test_trainings_are_counted_over_runs(asked: Asked) -> None:

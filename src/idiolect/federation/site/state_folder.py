@@ -17,9 +17,9 @@ from idiolect.federation.data.backbone import check
 from idiolect.federation.messages import Refusal
 from idiolect.federation.rounds.study import study_of
 from idiolect.federation.site.features import SiteFeatures
+from idiolect.federation.site.participation import AGREEMENT, belonging, place
 from idiolect.federation.site.personal_model import FILE, SiteCell, SiteModel, read
 from idiolect.federation.site.personal_state import Vault
-from idiolect.federation.site.worker import AGREEMENT, belonging, place
 from idiolect.studies import Study
 
 log = logging.getLogger(__name__)

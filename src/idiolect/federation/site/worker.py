@@ -6,7 +6,6 @@ import hmac
 import re
 import time
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field
 from functools import cached_property
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -32,8 +31,9 @@ from idiolect.federation.messages import Message, Refusal, by_path, pack, questi
 from idiolect.federation.rounds import checks
 from idiolect.federation.rounds.study import digest, study_of
 from idiolect.federation.site.features import SiteFeatures
+from idiolect.federation.site.participation import AGREEMENT, Participation, belonging, place
 from idiolect.federation.site.personal_model import FILE as MODEL
-from idiolect.federation.site.personal_model import SiteCell, fingerprint, keep, model_round
+from idiolect.federation.site.personal_model import SiteCell, keep, model_round
 from idiolect.federation.site.personal_state import MissingState, PersonalState, Vault
 from idiolect.federation.trust.kits import Identity
 from idiolect.federation.trust.policy import Policy
@@ -42,7 +42,6 @@ from idiolect.runs import predictions
 from idiolect.simulation.client_runner import ClientRunner, EvaluationResult, LocalResult
 from idiolect.simulation.rounds import first_state
 from idiolect.studies import Study
-from idiolect.studies.method_use import Use
 
 if TYPE_CHECKING:
     from idiolect.federation.secure_aggregation.site_sums import SiteSums
@@ -51,26 +50,7 @@ ROUNDS = ("local", "evaluate", "received")
 """The kinds of messages that ask for a phase of a round."""
 SUMS = ("keys", "shares", "opening")
 """Those of secure aggregation besides."""
-AGREEMENT = "agreement.json"
-"""The file of what the sites of a run have agreed on."""
 _HEX = re.compile("[0-9a-f]{16,64}")
-
-
-@dataclass
-class _Participation:
-    """A study that this site takes part in."""
-
-    study: Study
-    folder: Path
-    samples: SiteSamples
-    agreement: Agreement
-    fingerprint: str = ""
-    runs: dict[tuple[str, int], tuple[ClientRunner, Down]] = field(default_factory=dict)
-
-    @property
-    def ahead(self) -> bool:
-        """Whether sites are measured after the training of a round while the round before it may be repeated."""
-        return "trained" in self.study.protocol.stages
 
 
 class Worker:
@@ -94,7 +74,7 @@ class Worker:
         self._identity, self._brief = identity, brief
         self._samples, self._number, self._folder, self._policy = samples, number, folder, policy
         self._vault, self._say, self._features = vault, say, SiteFeatures(folder, vault)
-        self._participations: dict[tuple[str, str], _Participation] = {}
+        self._participations: dict[tuple[str, str], Participation] = {}
         self._offers: dict[tuple[str, str], Study] = {}
         self._ends: set[tuple[str, str]] = set()
         """Studies that are done; they are forgotten when the next one comes, and are on disk."""
@@ -179,10 +159,10 @@ class Worker:
         about = message.about
         study = self._offers.get((about["digest"], about["run"])) or self._read(about)
         agreement = Agreement.model_validate(about["agreement"])
-        self._prepare(about["digest"], about["run"], study, agreement)
-        folder = self._at(about["digest"], about["run"])
+        entry = self._prepare(about["digest"], about["run"], study, agreement)
         record = {name: about[name] for name in ("digest", "run", "number", "version", "study", "agreement")}
-        write_json(folder / AGREEMENT, record | {"began": time.time()}, self._folder)
+        more = {"samples": entry.fingerprint, "began": time.time()}
+        write_json(entry.folder / AGREEMENT, record | more, self._folder)
         if about.get("late"):
             self._say(f"the study began without this site, which takes part from round {about['late']} on")
         return {}, {}
@@ -203,14 +183,16 @@ class Worker:
         self._say.rarely(("ended", why), f"this site takes no part: {why}", failed=True)
         return {}, {}
 
-    def _prepare(self, study_digest: str, run: str, study: Study, agreement: Agreement) -> _Participation:
+    def _prepare(self, study_digest: str, run: str, study: Study, agreement: Agreement) -> Participation:
         if not 0 <= self._number < len(agreement.names):
             raise Refusal(f"this site is client {self._number} of {len(agreement.names)}")
         folder = self._at(study_digest, run)
         check(study, agreement.backbone.digest if agreement.backbone else "")
         look = agreement.inputs.kind == "table"
         samples = self._ready(study, agreement.inputs, agreement.classes, agreement.labels, look=look)
-        entry = self._participations[study_digest, run] = _Participation(study, folder, samples, agreement)
+        entry = Participation(study, folder, samples, agreement)
+        entry.check()
+        self._participations[study_digest, run] = entry
         return entry
 
     def _ready(
@@ -226,7 +208,7 @@ class Worker:
             raise Refusal("the names of study and run are not digests")
         return self._folder / study_digest[:32] / run
 
-    def _participation(self, about: Mapping[str, Any]) -> _Participation | None:
+    def _participation(self, about: Mapping[str, Any]) -> Participation | None:
         """The study of a message, from memory or from disk."""
         key = about["digest"], about["run"]
         if key in self._participations and about["clients"] == len(self._participations[key].agreement.names):
@@ -305,7 +287,7 @@ class Worker:
         return ({"measured": checks.as_message(outcome)} if self._policy.evaluate else {"withheld": True}), {}
 
     def _keep(
-        self, entry: _Participation, runner: ClientRunner, folder: Path, belongs: dict[str, Any], round: int,
+        self, entry: Participation, runner: ClientRunner, folder: Path, belongs: dict[str, Any], round: int,
         down: Down, before: Tree,
     ) -> EvaluationResult:  # fmt: skip
         """Make the personal model after a round, measure it, and keep it: it stays here."""
@@ -313,9 +295,8 @@ class Worker:
         runner.job = runner.job._replace(keeps=round)
         own = Down(down.shared, tree.rows(down.own, 0))
         client, measures = runner.evaluate(round, self._number, own, before)
-        cell = SiteCell(entry.study, entry.agreement, self._number, _use(entry, label), seed)
+        cell = SiteCell(entry.study, entry.agreement, self._number, entry.use(label), seed)
         model = Personal(own, client)
-        entry.fingerprint = entry.fingerprint or fingerprint(entry.samples)
         try:
             keep(
                 folder / MODEL, self._vault, cell, belongs, round, before, model, measures, entry.samples,
@@ -330,7 +311,7 @@ class Worker:
         return measures
 
     def _save(
-        self, entry: _Participation, folder: Path, label: str, seed: int, stage: str, measures: EvaluationResult
+        self, entry: Participation, folder: Path, label: str, seed: int, stage: str, measures: EvaluationResult
     ) -> None:
         """Write what was predicted for the site's own test samples, if the study says so; it stays here."""
         if entry.study.save_predictions and not self._vault.encrypts:
@@ -340,7 +321,7 @@ class Worker:
             predictions.save(folder, label, seed, [one], PRIVATE)
 
     def _upload(
-        self, entry: _Participation, state: PersonalState, message: Message, outcome: LocalResult, question: bytes
+        self, entry: Participation, state: PersonalState, message: Message, outcome: LocalResult, question: bytes
     ) -> tuple[dict[str, Any], dict[str, Tensor]]:
         about, arrays = message.about, by_path("value", outcome.up.value) | by_path("weight", outcome.up.weight)
         if entry.study.secure_aggregation and arrays:
@@ -358,7 +339,7 @@ class Worker:
         secret = secret_of(self._folder, "noise")
         return int.from_bytes(hmac.digest(secret, question_bytes(message), "sha256")[:7], "big")
 
-    def _count(self, entry: _Participation, most: int) -> None:
+    def _count(self, entry: Participation, most: int) -> None:
         """Count a training over all runs of a study, of which the policy allows so many."""
         path = entry.folder.parent / "trainings.json"
         trainings = int(read_json(path)["trainings"]) if path.exists() else 0
@@ -366,32 +347,15 @@ class Worker:
             raise Refusal(f"this site has trained for this study {trainings} times, as often as is allowed here")
         write_json(path, {"trainings": trainings + 1}, self._folder)
 
-    def _runner(self, entry: _Participation, label: str, seed: int) -> tuple[ClientRunner, Down]:
+    def _runner(self, entry: Participation, label: str, seed: int) -> tuple[ClientRunner, Down]:
         """What runs phases of a method, and a message ``Down`` of the form that this method's server sends."""
         if type(label) is not str or type(seed) is not int:  # True equals 1, and would have a folder of its own
             raise Refusal("its method or seed is none")
         if (label, seed) not in entry.runs:
             if seed not in entry.study.seeds:
                 raise Refusal(f"method {label!r} with seed {seed} is not in the study")
-            use, data = _use(entry, label), alone(entry.samples, entry.agreement, self._number, entry.study.name)
+            use, data = entry.use(label), alone(entry.samples, entry.agreement, self._number, entry.study.name)
             runner = ClientRunner(entry.study.job(use, seed, data))
             like = runner.method.send(runner.method.init_server(keys.start(0)), torch.tensor([self._number]))
             entry.runs[label, seed] = runner, like
         return entry.runs[label, seed]
-
-
-def _use(entry: _Participation, label: str) -> Use:
-    for use in entry.study.methods:
-        if use.label == label:
-            return use
-    raise Refusal(f"method {label!r} is not in the study")
-
-
-def place(folder: Path, label: str, seed: int) -> Path:
-    """The folder of a method and a seed in that of a run."""
-    return folder / f"{re.sub(r'[^A-Za-z0-9._-]', '.', label)[:80]}-{digest(label)[:8]}-{seed}"
-
-
-def belonging(study: str, run: str, label: str, seed: int) -> dict[str, Any]:
-    """What a state belongs to: the digest of a study, a run, a method and a seed."""
-    return {"study": study, "run": run, "method": label, "seed": seed}
