@@ -331,6 +331,19 @@ def test_a_server_that_was_stopped_goes_on_to_the_same_numbers(files: Files, tmp
     assert not [m for _, m in link.sent if m.about["kind"] in ("study", "inputs", "begin")]
 
 
+@pytest.mark.parametrize("looks", [1, 2], ids=["at once", "while the run is read"])
+def test_a_stop_before_a_run_goes_on(looks: int, files: Files, tmp_path: Path) -> None:
+    """Until rounds go on, nobody but the caller notes signals."""
+    study(tmp_path, rounds=2)
+    with pytest.raises(Killed):
+        _run(tmp_path, Loop(workers(tmp_path / "states", files), {"coast": _killed_in("local")}))
+    link, left = Loop(workers(tmp_path / "states", files)), iter([False] * (looks - 1))
+    with pytest.raises(Interrupted):
+        _run(tmp_path, link, stop=lambda: next(left, True))
+    assert not link.sent
+    assert _run(tmp_path, link).records["round"].max() == 2
+
+
 @pytest.mark.parametrize("at", [("local", 3), ("received", 2)])
 def test_a_server_that_was_stopped_at_the_stage_trained_goes_on(
     at: tuple[str, int], files: Files, tmp_path: Path

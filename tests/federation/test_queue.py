@@ -5,7 +5,9 @@ from __future__ import annotations
 import os
 import signal
 import time
+from contextlib import nullcontext
 from pathlib import Path
+from typing import Any, cast
 
 import httpx
 import pandas as pd
@@ -15,10 +17,15 @@ from prometheus_client.parser import text_string_to_metric_families
 from sites import NAMES, study
 
 from idiolect import report
-from idiolect.core.errors import InputError
+from idiolect.core.errors import InputError, Interrupted
+from idiolect.federation import programs
 from idiolect.federation.data.samples import SiteFiles
+from idiolect.federation.events import Events
 from idiolect.federation.queue import SETTLED, Queue
+from idiolect.federation.server.conduct import Terms
 from idiolect.federation.server.study import study_for
+from idiolect.federation.trust import kits
+from idiolect.federation.trust.authority import provision
 from rehearsal import rehearsed
 
 _SIDES = ["method", "seed", "round", "client", "stage", "metric", "other"]
@@ -70,6 +77,28 @@ def test_a_file_that_has_just_changed_waits_and_one_that_changes_is_taken_again(
     assert _states(queue) == {}
     queue.end("done")
     assert queue.take() is None
+
+
+def test_a_signal_between_two_studies_ends_the_server(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    names = ("north", "south")
+    provision(kits.Description(name="trial", server="127.0.0.1:9092", sites=names), tmp_path / "kits")
+    (tmp_path / "studies").mkdir()
+    for name in ("1.yaml", "2.yaml"):
+        _put(tmp_path / "studies", name, study(tmp_path).read_text())
+    received: list[int] = []
+    program = programs._Server(cast("Any", None), None, Terms(), None, Events(quiet=True), "the command", received)
+    monkeypatch.setattr(programs, "_open", lambda *_: nullcontext(program))
+    looks = []
+
+    def is_complete(study: object, folder: Path) -> bool:
+        looks.append(folder.name)
+        received.append(signal.SIGTERM)
+        return True
+
+    monkeypatch.setattr(programs, "is_complete", is_complete)
+    with pytest.raises(Interrupted, match="stopped while no study ran; continue with: the command") as end:
+        programs.serve_queue(tmp_path / "kits" / "server", tmp_path / "studies", tmp_path / "runs")
+    assert (looks, end.value.signal) == (["1"], signal.SIGTERM)
 
 
 def test_a_folder_that_is_not_there_is_an_empty_queue(tmp_path: Path) -> None:

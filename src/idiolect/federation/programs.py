@@ -105,6 +105,7 @@ def serve_queue(
         say(f"the studies in {studies} run one after the other, in folders of {out}")
         has_said = False
         while True:
+            program.check()
             path = queue.take()
             if path is None:
                 if not has_said:
@@ -159,16 +160,22 @@ class _Server:
             )  # fmt: skip
         except Interrupted as error:
             if self.signals and str(error) == "stopped":
-                what = f"stopped before the first round; continue with: {self.again}"
-                raise Interrupted(what, self.signals[0]) from None
+                raise Interrupted(f"stopped; continue with: {self.again}", self.signals[0]) from None
             raise
+
+    def check(self) -> None:
+        """Check that no signal has come, between two studies.
+
+        Raises:
+            Interrupted: one has.
+        """
+        if self.signals:
+            raise Interrupted(f"stopped while no study ran; continue with: {self.again}", self.signals[0])
 
     def rest(self) -> None:
         """Wait for a moment, while there is no study."""
         if self.overview is not None:
             self.overview.rest()
-        if self.signals:
-            raise Interrupted(f"stopped while no study ran; continue with: {self.again}", self.signals[0])
         time.sleep(_REST)
 
 

@@ -59,7 +59,7 @@ def conduct(
         say: for events.
         terms: how the server deals with sites.
         watcher: is told about the progress.
-        stop: asked while sites agree; afterwards signals end the run.
+        stop: asked while sites agree and before each training; once the rounds go on, signals end the run too.
         again: the command that continues the run.
         public: the public key of each site in PEM, by name; secure aggregation needs them.
         roster: says which sites there are by now: ``sites``, and those that were added at the end.
@@ -92,9 +92,11 @@ def conduct(
     )  # fmt: skip
     now = roster or (lambda: sites)
     while True:
+        if stop():
+            raise Interrupted
         _grow(study, joining, now(), out, say)
         talk.sites, engine.about = joining.site_run.agreement.names, joining.site_run.about
-        engine.more = lambda: len(now()) > len(talk.sites)
+        engine.pauses = lambda: stop() or len(now()) > len(talk.sites)
         server_study = study.at_server(joining.site_run, out)
         engine.participation = server_study.participation
         renew(out, manifest(server_study.federation()))  # a server may have been killed while it let a site in

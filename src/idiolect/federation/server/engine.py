@@ -67,8 +67,8 @@ class Sites:
         self.tests = tests
         self.participation = 1.0
         """The share of the sites in a round."""
-        self.more: Callable[[], bool] = lambda: False
-        """Whether there are sites that this run does not know yet: then it stops at its last whole round."""
+        self.pauses: Callable[[], bool] = lambda: False
+        """Whether the run stops at its last whole round, because of sites that it does not know yet or of a signal."""
         self.is_stopped = False
         """Whether it did."""
 
@@ -113,7 +113,7 @@ class Session:
             Interrupted: ``stop`` returned true.
         """
         engine, job = self._engine, self._job
-        if phase == "local" and engine.more():
+        if phase == "local" and engine.pauses():
             engine.is_stopped = True
             raise Interrupted
         about = dict(engine.about) | {"kind": phase, "method": job.name, "seed": job.seed, "round": round}
