@@ -208,6 +208,19 @@ def test_a_site_answers_one_question_with_its_keys(kit: Path, made: Made, tmp_pa
     assert "no keys for round 1" in ask("local").about["refused"]
 
 
+def test_a_site_forgets_the_sums_of_the_run_before(kit: Path, made: Made, tmp_path: Path) -> None:
+    study(tmp_path, "fedavg, fedper", rounds=1, secure_aggregation=True)
+    link, uploads = Loop(made()), []
+    for run in ("first", "second"):
+        _run(tmp_path, kit, link, run)
+        [*_, upload] = [m for s, m in link.sent if (s, m.about["kind"]) == ("north", "local")]
+        uploads.append(pack(*upload))
+    said = [unpack(link.workers["north"].answer(upload)).about.get("refused", "") for upload in uploads]
+    assert "no keys for round 1" in said[0]
+    assert not said[1]
+    assert len(link.workers["north"]._sums._sums) == 2  # of two methods
+
+
 def test_a_round_is_opened_over_the_same_sites_only(kit: Path, made: Made, tmp_path: Path) -> None:
     """Two sums of a round that differ in one site would show this site's upload."""
     study(tmp_path, rounds=2, secure_aggregation=True)

@@ -178,6 +178,19 @@ def test_noise_is_the_sites_own(files: dict[str, Path], tmp_path: Path) -> None:
         assert abs(float((first - other).std()) / 2**0.5 - 1) < 0.2
 
 
+def test_a_study_that_never_ended_is_forgotten_when_the_next_one_comes(asked: Asked, tmp_path: Path) -> None:
+    """A site that was away at the end hears of it never."""
+    one = worker(tmp_path, "north", 0, asked.file)
+    local = asked.of("local", 1)
+    first = "0" * 16
+    for run in (first, *(16 * str(k) for k in range(1, 5))):
+        for message in (asked.of("study"), asked.of("begin"), local):
+            assert "refused" not in unpack(one.answer(pack(message.about | {"run": run}, message.arrays))).about
+        assert [list(entries) for entries in (one._participations, one._offers)] == [[(local.about["digest"], run)]] * 2
+    again = unpack(one.answer(pack(local.about | {"run": first}, local.arrays)))
+    assert again.arrays
+
+
 def test_a_study_that_is_done_is_forgotten_when_the_next_one_comes_and_found_again(
     files: dict[str, Path], tmp_path: Path
 ) -> None:

@@ -47,7 +47,7 @@ class _Sum:
 
 
 class SiteSums:
-    """The sums that a site takes part in: for each method and seed that of the last round.
+    """The sums that a site takes part in: for each method and seed of the last run that of the last round.
 
     Args:
         identity: the site's; None if there is no kit.
@@ -71,6 +71,8 @@ class SiteSums:
         if about["kind"] == "keys":
             if self._identity is None or not self._identity.peers:
                 raise Refusal("this site's kit has no keys of the other sites: make new kits")
+            run = _which(about)[:2]
+            self._sums = {which: sum for which, sum in self._sums.items() if which[:2] == run}
             masking = Masking(self._identity, purpose_of(about), self._least)
             self._put(message, folder, _Sum(about["round"], masking))
             return {"keys": masking.keys._asdict()}, {}

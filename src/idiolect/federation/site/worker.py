@@ -76,8 +76,7 @@ class Worker:
         self._vault, self._say, self._features = vault, say, SiteFeatures(folder, vault)
         self._participations: dict[tuple[str, str], Participation] = {}
         self._offers: dict[tuple[str, str], Study] = {}
-        self._ends: set[tuple[str, str]] = set()
-        """Studies that are done; they are forgotten when the next one comes, and are on disk."""
+        """Studies are forgotten when the next one is offered, and are on disk."""
         self._kinds: dict[str, Callable[[Message], tuple[dict[str, Any], dict[str, Tensor]]]] = {
             "study": self._study, "inputs": self._inputs, "begin": self._begin, "done": self._end_of_run,
             "ended": self._dismissal,
@@ -123,11 +122,9 @@ class Worker:
         about = message.about
         study = self._read(about)
         check(study, str(about.get("backbone", "")))
-        for end in self._ends:
-            self._participations.pop(end, None)
-            self._offers.pop(end, None)
-        self._ends.clear()
-        self._offers[about["digest"], about["run"]] = study
+        key = about["digest"], about["run"]
+        self._offers = {key: study}
+        self._participations = {own: entry for own, entry in self._participations.items() if own == key}
         what = f"study {study.name} of {study.rounds} rounds: {', '.join(use.label for use in study.methods)}"
         self._say.rarely(about["run"], what)
         return {"offer": plain(self._samples.offer(study.task, reading_of(study), study.group_column))}, {}
@@ -171,7 +168,6 @@ class Worker:
         """The run is over."""
         entry = self._participation(message.about)
         if entry is not None:
-            self._ends.add((message.about["digest"], message.about["run"]))
             if self._brief and entry.study.secure_aggregation:
                 self._sums.forget(entry.folder)
             self._say(f"study {entry.study.name} is done; what this site keeps of it is in {entry.folder}", done=True)
