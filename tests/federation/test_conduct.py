@@ -348,7 +348,9 @@ def test_a_stop_before_a_run_goes_on(looks: int, files: Files, tmp_path: Path) -
 def test_a_server_that_was_stopped_at_the_stage_trained_goes_on(
     at: tuple[str, int], files: Files, tmp_path: Path
 ) -> None:
-    """Sites have trained round 3 to be measured after round 2, which the server repeats."""
+    """Sites have trained round 3 to be measured after round 2, which the server repeats. What is repeated is one
+    training: four are enough, of three rounds and of the one after them.
+    """
     study(tmp_path, "fedper", rounds=3, participation=0.6, protocol="{stage: trained, also: [received]}")
     whole = _run(tmp_path, Loop(workers(tmp_path / "a", files)), "whole")
 
@@ -357,9 +359,10 @@ def test_a_server_that_was_stopped_at_the_stage_trained_goes_on(
             raise Killed
         return reply
 
+    policy = Policy(most_trainings=4)
     with pytest.raises(Killed):
-        _run(tmp_path, Loop(workers(tmp_path / "b", files), {"coast": dies}))
-    link = Loop(workers(tmp_path / "b", files))
+        _run(tmp_path, Loop(workers(tmp_path / "b", files, policy), {"coast": dies}))
+    link = Loop(workers(tmp_path / "b", files, policy))
     _same(_run(tmp_path, link).records, whole.records)
     assert not [m for _, m in link.received if "refused" in m.about or "lost" in m.about]
 

@@ -35,6 +35,13 @@ def test_what_is_not_allowed(rule: dict[str, object], said: str) -> None:
         Policy.model_validate(rule).check(STUDY)
 
 
+def test_the_stage_trained_is_one_training_more() -> None:
+    study = STUDY.model_copy(update={"protocol": Study(protocol="also=trained").protocol})
+    with pytest.raises(Refusal, match="84 trainings are more than the 83"):
+        Policy(most_trainings=83).check(study)
+    Policy(most_trainings=84).check(study)
+
+
 def test_what_is_allowed() -> None:
     Policy().check(STUDY)
     Policy(methods=("fedavg", "fedpac"), models=("mlp",), most_rounds=20, most_trainings=80, most_norm=2.0,

@@ -148,6 +148,27 @@ def test_a_signal_in_training_ends_the_site(asked: Asked, monkeypatch: pytest.Mo
         asked.answer(asked.of("local", 2))
 
 
+def test_a_training_that_is_asked_again_after_a_kill_is_counted_once(
+    asked: Asked, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def killed(*_: object) -> None:
+        raise Interrupted("stopped", 15)
+
+    def answer(message: Message) -> dict[str, Any]:
+        one = worker(tmp_path, "north", 0, asked.file, Policy(most_trainings=2))
+        return unpack(one.answer(pack(*message))).about
+
+    answer(asked.of("begin"))
+    for round in (1, 2):
+        with monkeypatch.context() as patch:
+            patch.setattr("idiolect.federation.site.worker.ClientRunner.run", killed)
+            with pytest.raises(Interrupted):
+                answer(asked.of("local", round))
+        assert "info" in answer(asked.of("local", round))
+    changed = Message(asked.of("local", 2).about, {k: a + 1 for k, a in asked.of("local", 2).arrays.items()})
+    assert "2 times, as often as is allowed here" in answer(changed)["refused"]
+
+
 def test_what_goes_wrong_here_is_said_and_does_not_end_the_site(asked: Asked, monkeypatch: pytest.MonkeyPatch) -> None:
     def full(*_: object, **__: object) -> None:
         raise RunError("cannot write state/round-2.state (No space left on device): free some space")

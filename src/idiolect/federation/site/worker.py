@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 import hmac
 import re
 import time
@@ -266,7 +267,7 @@ class Worker:
         before = state.load(base)
         question = question_bytes(message) if kind == "local" else b""
         if question and self._policy.most_trainings is not None and not state.answers(round, question):
-            self._count(entry, self._policy.most_trainings)
+            self._count(entry, self._policy.most_trainings, hashlib.sha256(question).hexdigest())
         after = model_round(entry.study, kind, round)
         outcome: LocalResult | EvaluationResult | None = None
         with OneThread():
@@ -335,13 +336,19 @@ class Worker:
         secret = secret_of(self._folder, "noise")
         return int.from_bytes(hmac.digest(secret, question_bytes(message), "sha256")[:7], "big")
 
-    def _count(self, entry: Participation, most: int) -> None:
-        """Count a training over all runs of a study, of which the policy allows so many."""
+    def _count(self, entry: Participation, most: int, question: str) -> None:
+        """Count a training over all runs of a study, of which the policy allows so many.
+
+        The last question is counted once: if the site is killed while it trains, it is asked again.
+        """
         path = entry.folder.parent / "trainings.json"
-        trainings = int(read_json(path)["trainings"]) if path.exists() else 0
+        record = read_json(path) if path.exists() else {"trainings": 0}
+        trainings = int(record["trainings"])
+        if record.get("asked") == question:
+            return
         if trainings >= most:
             raise Refusal(f"this site has trained for this study {trainings} times, as often as is allowed here")
-        write_json(path, {"trainings": trainings + 1}, self._folder)
+        write_json(path, {"trainings": trainings + 1, "asked": question}, self._folder)
 
     def _runner(self, entry: Participation, label: str, seed: int) -> tuple[ClientRunner, Down]:
         """What runs phases of a method, and a message ``Down`` of the form that this method's server sends."""

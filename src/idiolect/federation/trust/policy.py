@@ -25,7 +25,8 @@ class Policy(BaseModel):
         methods: the methods that may be trained.
         models: the networks that may be trained.
         most_rounds: rounds of one study.
-        most_trainings: rounds over all methods and seeds of a study, which is how often this site's data are used.
+        most_trainings: rounds over all methods and seeds of a study, which is how often this site's data are used; the
+            stage "trained" uses them once more.
         most_bytes: of one message that this site sends.
         most_norm: the study must clip uploads to a norm of at most this.
         least_noise: the study must add noise of at least this standard deviation to uploads, after clipping.
@@ -94,7 +95,8 @@ class Policy(BaseModel):
             raise Refusal(f"model {study.model} is not allowed here ({listed(self.models)} are)")
         if self.most_rounds is not None and study.rounds > self.most_rounds:
             raise Refusal(f"{study.rounds} rounds are more than the {self.most_rounds} that are allowed here")
-        trainings = study.rounds * len(study.methods) * len(study.seeds)
+        rounds = study.rounds + ("trained" in study.protocol.stages)  # which trains once more to be measured
+        trainings = rounds * len(study.methods) * len(study.seeds)
         if self.most_trainings is not None and trainings > self.most_trainings:
             raise Refusal(f"{trainings} trainings are more than the {self.most_trainings} that are allowed here")
         steps = [step.name for step in study.uploads]
