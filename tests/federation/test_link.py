@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import ssl
+import sys
 import threading
 import time
 from collections.abc import Iterator
@@ -62,6 +63,14 @@ def test_a_message_goes_there_and_comes_back(size: int, place: Place, link: Link
     assert link.connections("south") == 0
     assert link.quiet_for("south") > link.quiet_for("north")  # since the link was made
     assert not link._letters  # nothing is kept of what has been answered
+
+
+@pytest.mark.parametrize("proxy", ["socks5://127.0.0.1:1", "other://127.0.0.1:1", "http://127.0.0.1:none"])
+def test_a_proxy_that_cannot_be_used_ends_a_site(proxy: str, place: Place, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(sys.modules, "socksio", None)  # as where it is not installed
+    monkeypatch.setenv("ALL_PROXY", proxy)
+    with pytest.raises(InputError, match=r"the proxy of this environment cannot be used .*unset ALL_PROXY"):
+        place.connection("south").run(threading.Event())
 
 
 def test_a_reply_counts_once(place: Place, link: Link) -> None:

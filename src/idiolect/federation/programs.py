@@ -262,8 +262,8 @@ def take_part(
         say: for events.
 
     Raises:
-        InputError: the kit or the policy cannot be used, another process uses the state, or another program has
-            connected as this site. Nothing else that happens on the network ends it.
+        InputError: the kit, the policy or the environment's proxy cannot be used, another process uses the state, or
+            another program has connected as this site. Nothing else that happens on the network ends it.
         Interrupted: SIGINT or SIGTERM was received.
     """
     from idiolect.federation.link.site_end import Connection

@@ -76,7 +76,8 @@ class Connection:
         """Answer messages until ``stop`` is set, whatever happens on the network.
 
         Raises:
-            InputError: the kit's key or certificate cannot be used, or another program has connected as this site.
+            InputError: the kit's key or certificate or the environment's proxy cannot be used, or another program has
+                connected as this site.
         """
         while not stop.is_set():
             self._contact = False
@@ -103,7 +104,13 @@ class Connection:
         self._count += 1
         name = f"{self._program}-{self._count:08d}"  # the server keeps to the last one of a program
         headers = {CONNECTION: name, "accept-encoding": "identity"}
-        return httpx.Client(base_url=f"https://{self._kit.server}", verify=context, timeout=_TIMES, headers=headers)
+        try:
+            return httpx.Client(base_url=f"https://{self._kit.server}", verify=context, timeout=_TIMES, headers=headers)
+        except (ImportError, ValueError, httpx.InvalidURL) as error:
+            raise InputError(
+                f"the proxy of this environment cannot be used ({printable(str(error)).rstrip('.')}): set "
+                "HTTPS_PROXY=http://HOST:PORT and unset ALL_PROXY and HTTP_PROXY"
+            ) from None
 
     def _converse(self, client: httpx.Client, stop: threading.Event) -> None:
         self._introduce(client)
