@@ -6,6 +6,7 @@ import datetime
 import json
 import os
 import re
+import ssl
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -14,13 +15,17 @@ import pytest
 from cryptography import x509
 from cryptography.hazmat.primitives import hashes, serialization
 from cryptography.hazmat.primitives.asymmetric import ec, ed25519, rsa
+from machines import port
 from places import Heard, Place, authority, certificate_of, dated, key_of, until, write_key
 
 from idiolect.cli import main
 from idiolect.core.errors import InputError
+from idiolect.federation import programs
+from idiolect.federation.events import Events
 from idiolect.federation.link import members, server_end, site_end
 from idiolect.federation.link.server_end import Link
 from idiolect.federation.messages import pack
+from idiolect.federation.server.conduct import Terms
 from idiolect.federation.trust import kits
 from idiolect.federation.trust.authority import provision
 from idiolect.federation.trust.roster import FILE, Roster
@@ -166,6 +171,17 @@ def test_renewed_certificates_reach_sites_and_are_used(place: Place, command: Co
         assert (place.folder / "server" / name).read_bytes() == (place.folder / "operator" / name).read_bytes()
     assert certificate_of(place.folder / "server" / "server.pem").not_valid_after_utc > _now() + 300 * DAY
     assert place.site("north", tmp_path / "state").trust.certificate == tmp_path / "state" / "site.pem"
+
+
+def test_the_operators_page_shows_a_renewed_certificate(place: Place, command: Command, tmp_path: Path) -> None:
+    at = port()
+    place_of_page, say = f"0.0.0.0:{at}", Events(quiet=True)
+    with programs._open(place.server, tmp_path, "", tmp_path, None, place_of_page, None, Terms(), None, say):
+        before = ssl.get_server_certificate(("127.0.0.1", at))
+        assert command("federation", "renew", place.folder / "operator")[0] == 0
+        until(lambda: ssl.get_server_certificate(("127.0.0.1", at)) != before)
+        after = x509.load_pem_x509_certificate(ssl.get_server_certificate(("127.0.0.1", at)).encode())
+    assert after == certificate_of(place.folder / "server" / "server.pem")
 
 
 def test_what_was_made_a_year_ago_is_renewed(place: Place, command: Command) -> None:

@@ -39,6 +39,8 @@ class Members:
     def __init__(self, kit: ServerKit, say: Events, dismiss: Callable[[str], None]) -> None:
         self._kit, self._say, self._dismiss = kit, say, dismiss
         self.tls = context_of(kit)
+        self.contexts = [self.tls]
+        """All that show the server's certificate, which each loads again when it is renewed."""
         self.keys: dict[str, bytes] = {}
         """The public key of each site in PEM that is not revoked, by name; changed in place."""
         self._files = self._times()
@@ -122,7 +124,8 @@ class Members:
             if old is not None and (member.revoked or old.public != member.public):
                 self._dismiss(member.name)
         context_of(self._kit)  # a certificate without its key would leave the server without one
-        self.tls.load_cert_chain(self._kit.certificate, self._kit.key)
+        for context in self.contexts:
+            context.load_cert_chain(self._kit.certificate, self._kit.key)
         self._warn()
         end = x509.load_pem_x509_certificate(self._kit.certificate.read_bytes()).not_valid_after_utc
         self._say(f"roster {new.version} counts from now on; the server's certificate is valid until {end:%Y-%m-%d}")

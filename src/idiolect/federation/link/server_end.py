@@ -99,7 +99,7 @@ class Link:
         self._connect_times: dict[str, float] = {}
         self._wake: dict[str, asyncio.Event] = {}
         self._members = Members(kit, self._say, self._dismiss)
-        self.keys = self._members.keys
+        self.keys, self.contexts = self._members.keys, self._members.contexts
         limits = limits or Limits()
         demand = limits.strangers + limits.each * len(kit.roster.members) + _OTHERS
         if (limit := descriptors(demand)) < demand:

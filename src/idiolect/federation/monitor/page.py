@@ -70,15 +70,16 @@ class Page:
         host, port = place
         self._idle, self._metrics_token = idle, metrics_token
         self._status, self._say, self._token = status, say or Events(quiet=True), secrets.token_urlsafe(24)
-        tls = None
+        self.tls: ssl.SSLContext | None = None
+        """With the server's certificate; None for plain HTTP."""
         if not _is_here(host):
-            tls = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
-            tls.minimum_version = ssl.TLSVersion.TLSv1_3
-            tls.load_cert_chain(kit.certificate, kit.key)
+            self.tls = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
+            self.tls.minimum_version = ssl.TLSVersion.TLSv1_3
+            self.tls.load_cert_chain(kit.certificate, kit.key)
             host = address(kit.server)[0] if host in ("0.0.0.0", "::") else host
         url_host = f"[{host}]" if ":" in host else host
-        self.url = f"http{'s' if tls else ''}://{url_host}:{port}/?token={self._token}"
-        self._server = Server(self, place, tls)
+        self.url = f"http{'s' if self.tls else ''}://{url_host}:{port}/?token={self._token}"
+        self._server = Server(self, place, self.tls)
 
     def __enter__(self) -> Self:
         self._server.__enter__()
