@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import logging
 import re
+import shutil
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -329,6 +330,27 @@ def test_a_server_that_was_stopped_goes_on_to_the_same_numbers(files: Files, tmp
     link = Loop(workers(tmp_path / "b", files))  # the sites have started again, too
     _same(_run(tmp_path, link).records, whole.records)
     assert not [m for _, m in link.sent if m.about["kind"] in ("study", "inputs", "begin")]
+
+
+def test_an_old_copy_of_a_run_goes_on_with_sites_that_start_again(files: Files, tmp_path: Path) -> None:
+    study(tmp_path, "fedper", rounds=3)
+
+    def copies(asked: Message, reply: Message) -> Message:
+        if (asked.about["kind"], asked.about.get("round")) == ("local", 2):
+            shutil.copytree(tmp_path / "run", tmp_path / "copy")
+        return reply
+
+    _run(tmp_path, Loop(workers(tmp_path / "states", files), {"north": copies}))
+    with pytest.raises(RunError, match="this site has trained round 3: continue the newest copy of") as end:
+        _run(tmp_path, Loop(workers(tmp_path / "states", files)), "copy")
+    place = re.search(r"or move (\S+) out of the site's state folder", str(end.value))
+    assert place is not None
+    for name in NAMES:
+        (tmp_path / "states" / name / place[1]).rename(tmp_path / f"{name}-before")
+    found = _run(tmp_path, Loop(workers(tmp_path / "states", files)), "copy")
+    assert sorted(found.records["round"].unique()) == [1, 2, 3]
+    events = [json.loads(line) for line in (tmp_path / "copy" / FILE).read_text().splitlines()]
+    assert {event["site"] for event in events if event.get("lost")} == set(NAMES)
 
 
 @pytest.mark.parametrize("looks", [1, 2], ids=["at once", "while the run is read"])

@@ -261,7 +261,11 @@ class Worker:
         down = Down(**trees_of(message.arrays, like._asdict()))
         first = round + entry.ahead
         if kind == "local" and state.rounds and first < state.rounds[-1] and first < (last := state.last()):
-            raise Refusal(f"round {round} is over here: this site has trained round {last}")
+            raise Refusal(
+                f"round {round} is over here, because this site has trained round {last}: continue the newest copy of "
+                f"the server's run, or move {folder.relative_to(self._folder)} out of the site's state folder, so that "
+                "the site starts from the first state again"
+            )
         if entry.study.uploads:
             runner.job = runner.job._replace(secret=self._secret(message))
         before = state.load(base)
