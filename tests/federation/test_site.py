@@ -4,9 +4,11 @@ from __future__ import annotations
 
 import gc
 import shutil
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pandas as pd
 import pytest
 import torch
@@ -14,11 +16,15 @@ from sites import Loop, study, worker, workers
 
 from idiolect.core.documents import read_json
 from idiolect.core.errors import Interrupted, RunError
-from idiolect.federation.data.samples import SiteSamples
+from idiolect.core.version import __version__
+from idiolect.federation.data.samples import SiteFiles, SiteSamples
 from idiolect.federation.events import Events
 from idiolect.federation.messages import Message, pack, unpack
+from idiolect.federation.rounds.study import digest
 from idiolect.federation.server.conduct import conduct
 from idiolect.federation.server.study import study_for
+from idiolect.federation.site.personal_state import Vault
+from idiolect.federation.site.worker import Worker
 from idiolect.federation.trust.policy import Policy
 from idiolect.federation.trust.private_files import write_json
 
@@ -167,6 +173,50 @@ def test_a_training_that_is_asked_again_after_a_kill_is_counted_once(
         assert "info" in answer(asked.of("local", round))
     changed = Message(asked.of("local", 2).about, {k: a + 1 for k, a in asked.of("local", 2).arrays.items()})
     assert "2 times, as often as is allowed here" in answer(changed)["refused"]
+
+
+@pytest.mark.parametrize(
+    ("settings", "change", "told"),
+    [
+        ({"task": "regression"}, lambda frame: frame.assign(label=[*range(19), "Mr Smith"]), None),
+        ({}, lambda frame: pd.concat([frame] * 2).assign(label=[*np.linspace(0, 1, 39), "Mr Smith"]), None),
+        ({}, lambda frame: pd.concat([frame] * 2).assign(label=np.linspace(0, 1, 40)), "write task: regression in"),
+        ({"text": "note"}, lambda frame: frame, "has no column 'note'"),
+    ],
+)
+def test_what_is_wrong_with_a_sites_samples_stays_there_unless_others_need_it(
+    settings: dict[str, str], change: Callable[[pd.DataFrame], pd.DataFrame], told: str | None, asked: Asked,
+    tmp_path: Path, capsys: pytest.CaptureFixture[str],
+) -> None:  # fmt: skip
+    change(pd.read_csv(asked.file)).to_csv(tmp_path / "own.csv", index=False)
+    text = study_for(study(tmp_path, **settings), "trial").to_yaml()
+    samples = SiteFiles(tmp_path / "own.csv", target="label")
+    one = Worker(samples, 0, tmp_path / "state", Policy(), Vault.of(tmp_path / "state"), Events())
+    question = {"kind": "study", "study": text, "digest": digest(text), "run": "0" * 16, "number": 0}
+    failed = unpack(one.answer(pack(question | {"version": __version__}))).about["failed"]
+    said = capsys.readouterr().err
+    if told is None:
+        assert failed == "its samples cannot be used; its own log says why"
+        assert "Mr Smith" in said
+    else:
+        assert told in failed
+        assert failed in " ".join(said.split())
+
+
+def test_values_that_are_no_labels_are_said_at_the_site_alone(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """They are met after the columns are agreed."""
+    made = {}
+    for k, name in enumerate(("north", "south")):
+        frame = pd.DataFrame({"m": np.arange(20.0), "ill": [0, 1] * 10, "old": [1, 0] * 10})
+        frame.assign(ill=frame["ill"] * [1, 777][k]).to_csv(tmp_path / f"{name}.csv", index=False)
+        samples = SiteFiles(tmp_path / f"{name}.csv", target="ill+old")
+        made[name] = Worker(samples, k, tmp_path / name, Policy(), Vault.of(tmp_path / name), Events())
+    whole = study_for(study(tmp_path, task="multilabel"), "trial")
+    with pytest.raises(RunError, match=r"south: it says: its samples cannot be used; its own log says why$"):
+        conduct(whole, Loop(made), list(made), tmp_path / "run", Events(quiet=True))
+    assert "has the values 0, 777" in " ".join(capsys.readouterr().err.split())
 
 
 def test_what_goes_wrong_here_is_said_and_does_not_end_the_site(asked: Asked, monkeypatch: pytest.MonkeyPatch) -> None:

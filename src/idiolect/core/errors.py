@@ -45,6 +45,10 @@ class InputError(IdiolectError, ValueError):
     """The caller asked for something impossible; the message names the argument and the fix. Exit code 2."""
 
 
+class Disagreement(InputError):
+    """Samples do not fit what others have or ask for. The message has names, sizes and units, and no sample's value."""
+
+
 class RunError(IdiolectError, RuntimeError):
     """A run stopped: a client failed, or the disk is full. The message says what failed, when and where."""
 

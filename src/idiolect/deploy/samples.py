@@ -12,7 +12,7 @@ import pandas as pd
 from numpy.typing import NDArray
 from torch import Tensor
 
-from idiolect.core.errors import InputError, listed, option
+from idiolect.core.errors import Disagreement, InputError, listed, option
 from idiolect.core.files import expanded
 from idiolect.core.objectives import TaskName
 from idiolect.core.tree import Tree
@@ -374,7 +374,7 @@ class Reader:
         x_K: NDArray[np.float64] = x_N + encoding.shift
         scales = {self.where: units.scale_of(x_K), _OTHERS: training}
         if (difference := units.apart(encoding.name, scales, self.where)) is not None:
-            raise InputError(
+            raise Disagreement(
                 f"column {encoding.name!r} looks like another unit: {difference}: convert it, or give "
                 f"{option('as_is', encoding.name)} if the numbers are right"
             )

@@ -10,7 +10,7 @@ import numpy as np
 import pandas as pd
 from numpy.typing import NDArray
 
-from idiolect.core.errors import InputError, nearest, option
+from idiolect.core.errors import Disagreement, InputError, nearest, option
 from idiolect.core.errors import listed as listed
 from idiolect.core.objectives import TaskName
 from idiolect.core.option_spec import PLUS, split_names
@@ -253,8 +253,8 @@ def check_amounts(what: str, names: Sequence[str], task: TaskName | None) -> Non
         raise _regression(what, len(names), amounts)
 
 
-def _regression(what: str, count: int, amounts: str) -> InputError:
-    return InputError(
+def _regression(what: str, count: int, amounts: str) -> Disagreement:
+    return Disagreement(
         f"{what} has {count} different {amounts}, which looks like numbers to predict: write task: regression in the "
         "study if they are, or task: classification if they are classes"
     )

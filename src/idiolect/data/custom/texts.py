@@ -9,7 +9,7 @@ import numpy as np
 import pandas as pd
 from torch import Tensor
 
-from idiolect.core.errors import InputError, nearest, option
+from idiolect.core.errors import Disagreement, InputError, nearest, option
 from idiolect.core.option_spec import PLUS, split_names
 from idiolect.data.custom.columns import NUMBER, missing
 from idiolect.data.text.encoders import Encoder
@@ -57,7 +57,7 @@ class Reading(NamedTuple):
         for name in names:
             if name not in columns:
                 hint = f"; {PLUS}" if "+" in self.columns else ""
-                raise InputError(f"text: {where} has no column {name!r}; {nearest(name, columns)}{hint}")
+                raise Disagreement(f"text: {where} has no column {name!r}; {nearest(name, columns)}{hint}")
         if len(set(names)) < len(names):
             raise InputError(f"text: {self.columns!r} names a column twice: name each once")
         return names

@@ -13,7 +13,7 @@ import pandas as pd
 import torch
 from torch import Tensor
 
-from idiolect.core.errors import InputError, listed
+from idiolect.core.errors import Disagreement, InputError, listed
 from idiolect.core.inputs import is_integer
 from idiolect.core.method import Blocks
 from idiolect.core.objectives import TaskName
@@ -200,7 +200,7 @@ class SiteFiles:
         names: set[str] = set()
         for part, goal in zip(self._parts, self._goals, strict=True):
             if len(goal) > 1:
-                raise InputError(
+                raise Disagreement(
                     f"target {listed(goal)} has {len(goal)} columns, and classes are in one: give one, or write "
                     "task: regression in the study"
                 )
@@ -235,7 +235,7 @@ class SiteFiles:
         """Which of all sites' labels each sample has (N, L), float64."""
         goal = self._goals[0]
         if len(goal) > 1 and (absent := [name for name in labels if name not in goal]):
-            raise InputError(
+            raise Disagreement(
                 f"{self.where} has no column for the label {absent[0]!r}, which another site has: add it, with 0 where "
                 "a sample does not have it, and give it in target too"
             )
@@ -250,7 +250,7 @@ class SiteFiles:
         names = reading.names([str(c) for c in part.frame], self.where)
         if part.pictures is not None or goal.intersection(names):
             what = "has images" if part.pictures is not None else f"has the target in {listed(goal)}"
-            raise InputError(f"text: {self.where} {what}, and this study learns from texts: give a table with both")
+            raise Disagreement(f"text: {self.where} {what}, and this study learns from texts: give a table with both")
         return names
 
     def _ids(self, tokens: Tokens, k: int) -> list[Ids]:
@@ -306,11 +306,11 @@ class SiteFiles:
         if part.pictures is not None:
             x_N = self._pixels(inputs.bits)[k].x_R
             if tuple(x_N.shape[1:]) != inputs.shape:
-                raise InputError(f"{self.where} has images of shape {tuple(x_N.shape[1:])}, not {inputs.shape}")
+                raise Disagreement(f"{self.where} has images of shape {tuple(x_N.shape[1:])}, not {inputs.shape}")
             return x_N
         if inputs.tokens is not None:
             if absent := [name for name in inputs.tokens.columns if name not in part.frame]:
-                raise InputError(f"{self.where} has no column {absent[0]!r}, which this study learns from: add it")
+                raise Disagreement(f"{self.where} has no column {absent[0]!r}, which this study learns from: add it")
             tokens = inputs.tokens.tokens
             return filled_up(self._ids(tokens, k), tokens.encoder, tokens.most)
         frame = part.frame.drop(columns=list(beside))
@@ -321,7 +321,7 @@ class SiteFiles:
         frame, _ = dates.with_parts(frame, [c.name for c in inputs.columns], self.where)
         if absent := [c.name for c in inputs.columns if c.name not in frame]:
             absent = dates.as_written(absent)
-            raise InputError(f"{self.where} has no column {absent[0]!r}, which the sites agreed on: add it")
+            raise Disagreement(f"{self.where} has no column {absent[0]!r}, which the sites agreed on: add it")
         return tables.encode(inputs.columns, frame)
 
     def _pixels(self, bits: int | None = None) -> list[Pixels]:

@@ -6,7 +6,8 @@ import hashlib
 import hmac
 import re
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from functools import cached_property
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -17,7 +18,7 @@ from torch import Tensor
 
 from idiolect.core import keys, tree
 from idiolect.core.documents import read_json
-from idiolect.core.errors import Diverged, IdiolectError, Interrupted, RunError
+from idiolect.core.errors import Disagreement, Diverged, IdiolectError, InputError, Interrupted, RunError
 from idiolect.core.method import Down
 from idiolect.core.tree import Tree
 from idiolect.core.version import __version__
@@ -52,6 +53,20 @@ ROUNDS = ("local", "evaluate", "received")
 SUMS = ("keys", "shares", "opening")
 """Those of secure aggregation besides."""
 _HEX = re.compile("[0-9a-f]{16,64}")
+
+
+class _Unusable(InputError):
+    """What is wrong with the site's own samples; it may quote them, so it is said here alone."""
+
+
+@contextmanager
+def _own_samples() -> Iterator[None]:
+    try:
+        yield
+    except Disagreement:
+        raise
+    except InputError as error:
+        raise _Unusable(str(error)) from error
 
 
 class Worker:
@@ -105,6 +120,9 @@ class Worker:
         except Refusal as error:
             self._say.rarely(str(error), f"refused {about.get('kind', 'a message')}: {error}", refused=True)
             return self._reply(about, {"refused": str(error)})
+        except _Unusable as error:
+            self._say(f"failed: {error}", failed=True)
+            return self._reply(about, {"failed": "its samples cannot be used; its own log says why"})
         except IdiolectError as error:
             self._say(f"failed: {error}", failed=True)
             return self._reply(about, {"failed": str(error), "diverged": isinstance(error, Diverged)})
@@ -128,7 +146,9 @@ class Worker:
         self._participations = {own: entry for own, entry in self._participations.items() if own == key}
         what = f"study {study.name} of {study.rounds} rounds: {', '.join(use.label for use in study.methods)}"
         self._say.rarely(about["run"], what)
-        return {"offer": plain(self._samples.offer(study.task, reading_of(study), study.group_column))}, {}
+        with _own_samples():
+            offer = self._samples.offer(study.task, reading_of(study), study.group_column)
+        return {"offer": plain(offer)}, {}
 
     def _read(self, about: Mapping[str, Any]) -> Study:
         if about["version"] != __version__:
@@ -197,7 +217,10 @@ class Worker:
     ) -> SiteSamples:
         """This site's samples in the agreed form, as features where a frozen backbone makes them."""
         how = division_of(study)
-        samples = self._samples.encode(inputs, classes, study.data_seed, self._number, look=look, labels=labels, **how)
+        with _own_samples():
+            samples = self._samples.encode(
+                inputs, classes, study.data_seed, self._number, look=look, labels=labels, **how
+            )
         return self._features.of(study, samples)
 
     def _at(self, study_digest: str, run: str) -> Path:
