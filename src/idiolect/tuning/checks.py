@@ -22,8 +22,8 @@ def check(study: Study, of_trials: Study, federation: FederatedData, ends: Seque
         ends: the rounds of the rungs.
 
     Raises:
-        InputError: the data do not allow a measure or the threshold, a method cannot take the privacy, the robust rule
-            or secure aggregation, or at a rung no client is measured that counts.
+        InputError: the data do not allow a measure or the threshold, a method cannot take the privacy, the robust
+            rule, secure aggregation or steps that change uploads, or at a rung no client is measured that counts.
         CodeError: the code of a method failed.
     """
     uses = tuple(use for use in of_trials.methods if _builds(use, of_trials.job(use, of_trials.seeds[0], federation)))
