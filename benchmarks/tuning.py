@@ -19,8 +19,8 @@ from unittest.mock import patch
 
 import idiolect as idl
 from idiolect.runs import reader
+from idiolect.studies.method_use import with_values
 from idiolect.tuning import Tuning
-from idiolect.tuning.space import with_values
 from idiolect.tuning.trials import study_of_trials
 
 ROOT = Path(__file__).parents[1]
