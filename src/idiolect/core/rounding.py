@@ -11,8 +11,11 @@ _DIGITS = 12
 def significant(values: ArrayLike) -> NDArray[np.float64]:
     """Numbers to twelve significant digits, of any size: means of equal fractions are equal, whatever their order.
 
-    >>> significant([0.1 + 0.2, 2e-17 / 3]).tolist()
-    [0.3, 6.66666666667e-18]
+    >>> (0.1 + 0.2 + 0.3) / 3 == (0.3 + 0.2 + 0.1) / 3
+    False
+    >>> one, other = significant([(0.1 + 0.2 + 0.3) / 3, (0.3 + 0.2 + 0.1) / 3]).tolist()
+    >>> one == other
+    True
     """
     value = np.asarray(values, np.float64)
     known = np.isfinite(value) & (value != 0)

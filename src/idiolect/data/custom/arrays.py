@@ -221,10 +221,12 @@ def duplicates(x_R: Tree, code_N: NDArray[np.int64], row_N: NDArray[np.int64] | 
     leaves = tree.leaves(x_R)
     digest_N = np.empty(len(code_N), dtype=f"V{16 * len(leaves)}")
     every = torch.arange(len(code_N)) if row_N is None else torch.from_numpy(row_N)
-    for block, rows_B in enumerate(torch.split(every, _BLOCK)):
+    at = 0
+    for rows_B in torch.split(every, _BLOCK):
         arrays = [leaf[rows_B].numpy().reshape(len(rows_B), -1) for leaf in leaves]
         digests = [[hashlib.blake2b(row.data, digest_size=16).digest() for row in x_Bd] for x_Bd in arrays]
-        digest_N[block * _BLOCK :][: len(rows_B)] = [b"".join(row) for row in zip(*digests, strict=True)]
+        digest_N[at : at + len(rows_B)] = [b"".join(row) for row in zip(*digests, strict=True)]
+        at += len(rows_B)
     _, content_N = np.unique(digest_N, return_inverse=True)
     pairs = np.unique(np.stack([content_N, code_N], axis=1), axis=0)
     is_common = np.bincount(pairs[:, 0]) > 1

@@ -230,7 +230,6 @@ def _csv(path: Path, roles: Roles, numbers: Callable[[str], bool]) -> Iterator[P
     """The file by Arrow's reader, which is fast, if its writing is plain; else all at once, with more patience.
 
     Where numbers may have other marks than decimal points, the whole file is looked at before its first row is given.
-    What Arrow cannot read to its end goes on with more patience.
     """
     with path.open("rb") as file:
         head = file.read(_HEAD)
@@ -238,10 +237,8 @@ def _csv(path: Path, roles: Roles, numbers: Callable[[str], bool]) -> Iterator[P
         text = codecs.getincrementaldecoder("utf-8-sig")().decode(head)
     except UnicodeDecodeError:
         text = ""
-    if not text.strip() or text[0].isspace() or "\0" in text or EXCEL.match(text):
-        yield Part(read_csv(path, roles))
-        return
-    separator, form = separator_of(text, path), roles.form
+    plain = text.strip() and not text[0].isspace() and "\0" not in text and not EXCEL.match(text)
+    separator, form = separator_of(text, path) if plain else SPACES, roles.form
     # Arrow has no options for these
     if separator == SPACES or any("=" in mark for mark in form.missing) or _is_odd(path, separator):
         yield Part(read_csv(path, roles))
@@ -300,7 +297,7 @@ def _csv(path: Path, roles: Roles, numbers: Callable[[str], bool]) -> Iterator[P
                 yield Part(pd.DataFrame(convert({name: frame[name] for name in names}, marks, still, roles)))
                 count += len(frame)
     except (pa.ArrowException, OSError):
-        yield Part(read_csv(path, roles).iloc[count:].reset_index(drop=True))
+        yield Part(read_csv(path, roles).iloc[count:].reset_index(drop=True))  # the rest, with more patience
     else:
         if not count:
             yield Part(read_csv(path, roles))
