@@ -279,7 +279,9 @@ def _warn(store: Store[Study], before: Sequence[Divergence]) -> None:
         )
 
 
-def command_again(command: str, given: str, folder: Path, engine: str, workers: int | None, imports: bool) -> str:
+def command_again(
+    command: str, given: str, folder: Path, engine: str, workers: int | None, imports: bool, more: str = ""
+) -> str:
     """The command that continues a run or a search, for a message.
 
     Args:
@@ -289,11 +291,12 @@ def command_again(command: str, given: str, folder: Path, engine: str, workers: 
         engine: by name.
         workers: None for the usual number.
         imports: whether its study names code.
+        more: what the function of Python takes last.
     """
     if not on_command_line():
         how = {"out": str(folder), "resume": True} | ({"engine": engine} if engine != "auto" else {})
         how |= {} if workers is None else {"workers": workers}
-        return f"idl.{command}({given}, {', '.join(f'{k}={v!r}' for k, v in how.items())})"
+        return f"idl.{command}({given}, {', '.join(f'{k}={v!r}' for k, v in how.items())}{more})"
     words = ["idiolect", command, "--resume", "--out", str(folder)]
     words += ["--engine", engine] if engine != "auto" else []
     words += ["--workers", str(workers)] if workers is not None else []

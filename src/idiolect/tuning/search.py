@@ -103,10 +103,10 @@ def tune(
     folder = Path(out) if out is not None else new_folder(f"{study.name}-tune")
     engine_name = engine if isinstance(engine, str) else spec_of(executor)
     how = {"trials": trials, "sampler": sampler, "halving": halving, "seed": seed}
-    given = "study, search" + "".join(
+    more = "".join(
         f", {k}={v!r}" if isinstance(v, int | str) else f", {k}={k}" for k, v in how.items() if v != _USUAL[k]
     )
-    again = command_again("tune", given, folder, engine_name, workers, bool(study.imports()))
+    again = command_again("tune", "study, search", folder, engine_name, workers, bool(study.imports()), more)
     release = hold(folder)
     try:
         _open(folder, study, plan, resume)
