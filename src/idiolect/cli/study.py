@@ -78,7 +78,7 @@ def _replaced(settings: Mapping[str, Any]) -> set[str]:
 def _with(methods: Sequence[Use], sets: Sequence[str]) -> tuple[Use, ...]:
     """Methods with the options, and with the settings of their own, that ``--set`` gives."""
     from idiolect.core.option_spec import scalar
-    from idiolect.studies.method_use import divide, label_of, with_values
+    from idiolect.studies.method_use import label_of, merged, with_values
     from idiolect.studies.naming import all_different
 
     given: list[dict[str, Any]] = [{} for _ in methods]
@@ -98,8 +98,6 @@ def _with(methods: Sequence[Use], sets: Sequence[str]) -> tuple[Use, ...]:
             mine[option] = scalar(value)
     uses = []
     for m, mine in zip(methods, given, strict=True):
-        options, settings = divide(m.name, mine)
-        whole = ({} if "preset" in options else m.options) | options  # as in ``with_values``
         own = bool(mine) and (m.label == m.name or m.label.startswith(f"{m.name}:"))
-        uses.append(with_values(m, mine, label_of(m.name, whole, m.settings | settings) if own else m.label))
+        uses.append(with_values(m, mine, label_of(m.name, *merged(m, mine)) if own else m.label))
     return all_different("method", tuple(uses), [u.label for u in uses])

@@ -216,7 +216,8 @@ def _open(
             )  # fmt: skip
             shown = Page(overview.status, kit, page_address, say, idle=overview.idle, metrics_token=token)
             url = open_.enter_context(shown).url
-            link.contexts.extend(filter(None, [shown.tls]))
+            if shown.tls is not None:
+                link.contexts.append(shown.tls)
             open_.callback((kit.folder / PAGE).unlink, missing_ok=True)
             files.write(kit.folder / PAGE, f"{url}\n", mode=0o600)
             if sys.stderr is not None and sys.stderr.isatty() and not say.as_json:

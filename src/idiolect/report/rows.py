@@ -10,6 +10,7 @@ import pandas as pd
 from numpy.typing import NDArray
 
 from idiolect.core.objectives import ACCURACY, Score
+from idiolect.core.rounding import significant
 from idiolect.report.common_clients import counted, left_out, shared
 from idiolect.report.formatting import short
 from idiolect.report.measures import means
@@ -85,7 +86,7 @@ class Row(NamedTuple):
     @property
     def rank(self) -> float:
         """The score such that more is better, equal where means differ by rounding; the lowest where there is none."""
-        return -np.inf if self.score is None else self.by.sign * float(f"{self.score:.12g}")
+        return -np.inf if self.score is None else self.by.sign * float(significant(self.score))
 
 
 @once

@@ -102,19 +102,26 @@ def use(name: str, *, label: str | None = None, **options: Any) -> Use:
     return _valid({"label": text, "name": name, "options": options})
 
 
-def with_values(one: Use, values: Mapping[str, Any], label: str | None = None) -> Use:
-    """A method with other values of some of its options and settings; a preset replaces all options.
+def merged(one: Use, values: Mapping[str, Any]) -> tuple[dict[str, Any], dict[str, Any]]:
+    """A method's options and settings with other values of some; a preset replaces all options.
 
     A name that is an option and a setting is the option.
 
     Raises:
-        InputError: it does not take one of them.
+        InputError: a name is neither.
     """
     options, settings = divide(one.name, values)
-    options = ({} if "preset" in options else one.options) | options
-    return _valid({
-        "label": label or one.label, "name": one.name, "options": options, "settings": one.settings | settings
-    })  # fmt: skip
+    return ({} if "preset" in options else one.options) | options, one.settings | settings
+
+
+def with_values(one: Use, values: Mapping[str, Any], label: str | None = None) -> Use:
+    """A method with other values of some of its options and settings: see ``merged``.
+
+    Raises:
+        InputError: it does not take one of them.
+    """
+    options, settings = merged(one, values)
+    return _valid({"label": label or one.label, "name": one.name, "options": options, "settings": settings})
 
 
 def _valid(fields: dict[str, Any]) -> Use:

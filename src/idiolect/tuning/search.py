@@ -5,6 +5,7 @@ from __future__ import annotations
 import signal
 import time
 from collections.abc import Mapping
+from inspect import signature
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -27,8 +28,6 @@ from idiolect.tuning.trials import USUAL_SHARE, Trials, study_of_trials
 
 if TYPE_CHECKING:
     from idiolect.tuning.sampler import Sampler
-
-_USUAL = {"trials": 20, "sampler": "tpe", "halving": 2, "seed": None}
 
 
 def tune(
@@ -102,9 +101,9 @@ def tune(
     checks.check(study, of_trials, federation, ends)
     folder = Path(out) if out is not None else new_folder(f"{study.name}-tune")
     engine_name = engine if isinstance(engine, str) else spec_of(executor)
-    how = {"trials": trials, "sampler": sampler, "halving": halving, "seed": seed}
+    how, usual = {"trials": trials, "sampler": sampler, "halving": halving, "seed": seed}, signature(tune).parameters
     more = "".join(
-        f", {k}={v!r}" if isinstance(v, int | str) else f", {k}={k}" for k, v in how.items() if v != _USUAL[k]
+        f", {k}={v!r}" if isinstance(v, int | str) else f", {k}={k}" for k, v in how.items() if v != usual[k].default
     )
     again = command_again("tune", "study, search", folder, engine_name, workers, bool(study.imports()), more)
     release = hold(folder)

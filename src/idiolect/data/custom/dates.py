@@ -255,12 +255,15 @@ def _read(
             reads[way] = read
     if len(reads) == 1:
         [ways[name]] = reads
-    if any(not read.equals(next(iter(reads.values()))) for read in reads.values()):
+    if not reads:
+        return None
+    first, *others = reads.values()
+    if not all(map(first.equals, others)):
         raise InputError(
             f"column {name!r} has dates, and nothing shows whether the day or the month stands first: write them as "
             "2024-01-31, or drop the column"
         )
-    return (next(iter(reads.values())), False) if reads else None
+    return first, False
 
 
 def _of_instants(instants: pd.Series[Any]) -> dict[str, NDArray[np.float64]]:

@@ -313,25 +313,23 @@ def _is_odd(path: Path, separator: str) -> bool:
     """Whether a file has rows of empty cells, or a space before a quotation mark, which Arrow reads as they stand."""
     mark = re.escape(separator.encode())
     empty, space = re.compile(rb"\n[ \t\"" + mark + rb"]*[\"" + mark + rb"]\r?(?:\n|\Z)"), re.compile(mark + rb' +"')
+    return any(empty.search(lines) or (b' "' in lines and space.search(lines)) for lines in _overlapping(path))
+
+
+def _overlapping(path: Path) -> Iterator[bytes]:
+    """A file's blocks, each with the end of the one before."""
     with path.open("rb") as file:
         end = b""
         while block := file.read(_BLOCK):
-            lines = end + block
-            if empty.search(lines) or (b' "' in lines and space.search(lines)):
-                return True
+            yield end + block
             end = block[-_OVERLAP:]
-    return False
 
 
 def _is_plain(path: Path, head: str, separator: str, numbers: Collection[str]) -> bool:
     """Whether the numbers of a text file surely have decimal points, and nothing between thousands."""
     patterns = (*_MARKS, _COMMAS[separator == ","])
-    with path.open("rb") as file:
-        end = b""
-        while block := file.read(_BLOCK):
-            if any(pattern.search(end + block) for pattern in patterns):
-                return False
-            end = block[-_OVERLAP:]
+    if any(pattern.search(lines) for lines in _overlapping(path) for pattern in patterns):
+        return False
     if separator == ",":
         return True
     lines = head if len(head) < _HEAD else head.rpartition("\n")[0]
